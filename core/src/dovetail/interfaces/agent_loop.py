@@ -188,7 +188,10 @@ class AgentLoop(Plugin):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and config section of every plugin that `config` selects, by key path below `config`, for plan and plugin lock."""
+        """Return the kind and the config section of every plugin that `config` selects, by key path below `config`.
+
+        The plan and the plugin lock list these plugins.
+        """
         return {}
 
     def chat_tools(self) -> Sequence[Mapping[str, Any]]:

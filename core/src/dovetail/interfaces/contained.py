@@ -70,7 +70,7 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Stop the loop in forked child processes: if a task of the loop forks, the child exits when the task yields, the parent continues.
+    """Keep forked child processes from running the loop: a child that a task forks exits when its copy of the task yields.
 
     In tasks that user code creates within `contained`, SystemExit and KeyboardInterrupt become a RuntimeError instead of ending the loop.
     """

@@ -20,7 +20,10 @@ class DispatchMode(Plugin):
     def split(
         self, mesh: Mesh, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Call | None], Any]:
-        """Return a call for each rank in rank order, None for ranks that are not called, and the value that `collect` gets as `receipt`."""
+        """Return the ranks' calls, and a value that `collect` gets as `receipt`.
+
+        The calls are in rank order, with None for ranks that are not called.
+        """
 
     def answering(self, mesh: Mesh) -> frozenset[int]:
         """Return the ranks whose results `collect` reads; the results of other ranks may be None."""

@@ -176,10 +176,9 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def begin_save(self, directory: Path) -> None:
-        """Copy the training state to host memory, and write the copy below `directory` in a thread without collectives. By default, save
-        synchronously.
+        """Copy the training state to host memory, and write the copy below `directory` in a thread without collectives.
 
-        `finish_save` is called before the next save, and before the worker is closed.
+        By default, this method saves synchronously instead. `finish_save` is called before the next save, and before the worker is closed.
         """
         self.save(directory)
 
@@ -194,7 +193,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     @abstractmethod
     def load(self, directory: Path) -> None:
-        """Restore the state that `save` wrote. The next update is bit-identical to the one of an uninterrupted run."""
+        """Restore the state that `save` wrote. The next update is bit-identical to that of an uninterrupted run."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def write_weights(self, directory: Path) -> None:
@@ -212,8 +211,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     def average_weights(self, directory: Path, share: float) -> None:
         """Move every weight towards its value in `directory`: w ← (1 − share) · w + share · w_written, in float32.
 
-        `write_weights` of another engine wrote the directory. With an adapter, only the adapter's factors move. A share of 1 copies bit
-        for bit. Engines with the capability `follows` override this method.
+        The directory was written by `write_weights` of another engine. With an adapter, only the adapter's factors move. A share of 1
+        copies bit for bit. Engines with the capability `follows` override this method.
 
         Raises:
             CheckpointError: a file can't be read, or belongs to another model or adapter; no weight has changed.

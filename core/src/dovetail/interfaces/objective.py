@@ -39,7 +39,7 @@ class OutputSpec:
     """Columns that the output is computed from, besides the columns that every forward pass reads."""
 
     def sized(self, *inner: int, reads: Iterable[str] = ()) -> OutputSpec:
-        """Return this spec with a token's shape `inner`, and with further columns that the output is computed from."""
+        """Return this spec with `inner` as the shape of one token's value, and with `reads` as further columns that the output needs."""
         return attrs.evolve(self, inner=inner, reads=self.reads.union(reads))
 
 

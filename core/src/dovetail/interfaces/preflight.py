@@ -21,7 +21,7 @@ class Finding:
     hint: str | None = None
     """The fix of the problem."""
     instead_of: str | None = None
-    """Part of a planner error's text. An error with this text is not listed, since the finding explains the problem better."""
+    """Text of a planner's error, or a part of it. Errors that contain this text are not listed, since the finding explains them better."""
 
     @classmethod
     def error(

@@ -151,7 +151,7 @@ class Sample:
     text: str
     """The response without special tokens. For an episode: the turns of the policy, separated by line breaks."""
     completion: Completion | None = None
-    """The sample's tokens; for several sequences, the last sequence. None if the run did not generate the scored text."""
+    """The sample's tokens; those of the last sequence if there are several. None if the run did not generate the scored text."""
     earlier: tuple[Completion, ...] = ()
     """The sequences before the last, if the episode has several (`Session.fork`)."""
     outcome: Outcome | None = None
@@ -253,7 +253,10 @@ class RewardManager(Plugin):
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
-        """Return kind and config section of every plugin that `config` selects, by key path below `config`, for plan and plugin lock."""
+        """Return the kind and the config section of every plugin that `config` selects, by key path below `config`.
+
+        The plan and the plugin lock list these plugins.
+        """
         return {}
 
     @property

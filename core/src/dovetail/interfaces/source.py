@@ -78,7 +78,7 @@ class SourcePlacement:
     apart: bool = False
     """Whether the source computes in processes of its own, even if the runtime runs everything else in one process."""
     elsewhere: frozenset[str] = frozenset()
-    """Roles whose engines run already, so that this environment need not have the packages that these engines need."""
+    """Roles whose engines already run elsewhere, so that this environment does not need the packages of these engines."""
     beside: bool = False
     """Whether the source may start while training models load in the same process or on the same accelerators."""
     imports: tuple[str, ...] = ()
@@ -194,7 +194,10 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns before a step's first stage: those that the source always makes, and those of `facts.required` it can make."""
+        """Return the columns that exist before a step's first stage.
+
+        These are the columns that the source always makes, and those of `facts.required` that it can make.
+        """
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
@@ -246,7 +249,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return, by role, how the role's engine shares an accelerator with training models. Without a rule it stays on the accelerator."""
+        """Return, by role, how the role's engine shares an accelerator with training models. An engine without a rule stays there."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
@@ -323,7 +326,10 @@ class ExperienceSource(SourceDescription):
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """Observers that the source adds to the run, by a name for reports; see `dovetail.hooks`. Read between `start` and `open`."""
+        """Observers that the source adds to the run, by a name for reports; see `dovetail.hooks`.
+
+        The run reads this property after `start` and before `open`.
+        """
         return {}
 
     @property

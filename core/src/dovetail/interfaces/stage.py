@@ -184,7 +184,7 @@ class Stage(Plugin):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> Collection[str]:
-        """Return the columns that the stage reads, in the state in which earlier stages leave them. Columns not returned may be absent.
+        """Return the columns that the stage reads, as earlier stages leave them. Other columns may be absent.
 
         Returns:
             A set of columns. If the stage itself is not the reader, a mapping from each column to its reader, for the plan.

@@ -75,7 +75,7 @@ class ToolParser(Plugin):
     reasoning_as: ClassVar[Mapping[str, str]] = {}
     """Name of the reasoning parser for this format in each inference server."""
     reasoning_tag: ClassVar[str] = "<think>"
-    """Text by which a chat template shows that its model reasons before it answers."""
+    """Text in a chat template that shows that the model reasons before it answers."""
 
     @abstractmethod
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:

@@ -52,7 +52,7 @@ class Trainer(Plugin):
 
     @classmethod
     def source(cls, config: PluginConfig) -> str:
-        """Return the name of the experience source, unless the key `source` selects another.
+        """Return the name of the experience source that a run uses if the key `source` selects none.
 
         With the source `examples`, a run has no rollout, rewards or weight transport. `Run.collect` then takes examples of the dataset,
         `validate` computes the loss on held-out examples, and `admit` and `publish_weights` do nothing.

@@ -21,7 +21,7 @@ _LEVELS = 150
 
 
 class EpisodeEnd(StrEnum):
-    """The reason why an episode that can be scored ended."""
+    """The reason for the end of an episode; only for episodes that can be scored."""
 
     DONE = "done"
     """The agent loop returned."""

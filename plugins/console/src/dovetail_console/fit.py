@@ -25,7 +25,7 @@ Planned = Callable[[Changes], Plan]
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """Changes of a config with which a run fits the accelerators' memory."""
+    """Config changes that make a run fit the accelerators' memory, or the closest that were found."""
 
     card: int
     """Memory of an accelerator, in bytes."""
@@ -37,7 +37,7 @@ class Fit:
 
 
 def fitting(planned: Planned, card: int) -> Fit:
-    """Find the cheapest changes of a config with which the run fits the accelerators' memory.
+    """Find the cheapest config changes that make the run fit the accelerators' memory.
 
     Changes are added in order of their cost until the run fits; then unnecessary changes are undone.
 

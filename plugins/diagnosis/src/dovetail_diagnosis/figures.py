@@ -75,7 +75,9 @@ class Figure:
         return value if value is not None and math.isfinite(value) else None
 
     def read(self, metrics: Mapping[str, float | None], name: str | None = None) -> str:
-        """Return the figure in a step's metrics as text, with ± half the width of its interval, if any.
+        """Return the figure's value in a step's metrics as text; empty if the value is absent.
+
+        If the metrics have the value's 95% interval, the text ends with ± half of the interval's width.
 
         Args:
             metrics: the metrics of the step.

@@ -57,13 +57,15 @@ class TurnReader:
     def read(
         self, call: ModelCall, turn: Turn, made: Completion, begun: int, name: str
     ) -> tuple[ModelAnswer, Message | None]:
-        """Return the answer made from a turn, and the turn as a message without tool calls (None if the parser failed).
+        """Return the answer to a program's model call, and the turn as a chat message with its tool calls removed.
+
+        The message is None if the turn's tool calls can't be parsed, or if the model call allows no tool calls but the turn has some.
 
         Args:
             call: the call to answer.
             turn: the latest turn of its sequence.
-            made: the tokens of the sequence.
-            begun: the number of tokens before the turn.
+            made: the tokens of the turn's sequence, with their log-probabilities if the engine returned any.
+            begun: the number of prompt tokens of the sequence.
             name: the name of the turn, unique in the episode.
         """
         text, stopped_by = _without_stop(turn, call.stop)

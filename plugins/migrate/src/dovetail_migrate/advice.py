@@ -59,7 +59,10 @@ def trl_advice(key: str, _value: str) -> str | None:
 
 
 def kl_advice(key: str, value: str) -> str | None:
-    """Return advice on a KL penalty that is given as one value, as verl and TRL have it, or by verl's name of its estimator."""
+    """Return advice on the key of a KL penalty that is set to one value, as in verl and TRL, or whose estimator has verl's name.
+
+    None for other keys and values.
+    """
     section = key.removesuffix(".estimator")
     if section not in _KL:
         return None

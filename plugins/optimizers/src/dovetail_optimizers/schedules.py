@@ -45,7 +45,10 @@ class Cosine(Schedule):
 
 
 class WarmupStableDecay(Schedule):
-    """The peak rate (share = 1) while x = (step / last − (1 − decay_share)) / decay_share is below 0, then the decay over x from 0 to 1."""
+    """The peak rate after the warm-up, then a decay to `min_lr_ratio` over the last `decay_share` of the steps.
+
+    With x = (step / last − (1 − decay_share)) / decay_share, share is 1 while x is below 0; over x from 0 to 1 it falls to 0 by `decay`.
+    """
 
     name = "wsd"
     api = ">=1.0,<2"

@@ -32,8 +32,7 @@ class Geometry3k(VerifiedFunction):
         """Return `score`, its parts `format` and `correct`, each 0 or 1, and `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the ground truth alone exceeds `verify_timeout`.
-            RewardError: math-verify failed on the ground truth alone.
+            TimeoutError, RewardError: see `VerifiedFunction.is_right`.
         """
         pred = last_boxed(solution_str)
         right = self.is_right(pred, ground_truth)

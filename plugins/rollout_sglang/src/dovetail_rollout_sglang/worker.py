@@ -59,12 +59,15 @@ class SchedulerWorker:
         self._changed = False
 
     def answer(self, command: bytes) -> str:
-        """Run a command of Dovetail's, and return its result.
+        """Run one of Dovetail's commands, and return its outcome.
 
         Args:
-            command: JSON. `{"do": "connect", "info": …}` has the result of `transport_info`. `{"do": "load", "manifest": …,
-                "adapter": …, "in_force": …}` has the result of `manifest_info`, the new adapter's name, and the current adapter's
-                name (null without an adapter). The third command is `{"do": "free_bytes"}`.
+            command: a JSON object whose field `do` is one of:
+
+                - `connect`: create the receiver of weights. `info` is what `transport_info` returned.
+                - `load`: load a weight update. `manifest` is what `manifest_info` returned, `adapter` the name for the update's adapter,
+                  and `in_force` the name of the current adapter; a name is null without an adapter.
+                - `free_bytes`: measure free memory. No further fields.
 
         Returns:
             The `Outcome` of all ranks together, with the field `free_bytes`, as JSON. Errors are returned, not raised, since a

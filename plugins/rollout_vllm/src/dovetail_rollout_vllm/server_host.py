@@ -147,7 +147,7 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the accelerator memory for the header's `tags`, and return the number of freed bytes."""
+        """Free the accelerator memory that the request's header names by `tags`. The reply's header has `freed`, the number of bytes."""
         tags = frozenset(frame.header["tags"])
         keep = frame.header["keep_weights"]
         freed = await self._driver.sleep(tags, keep_weights=keep)
@@ -156,7 +156,7 @@ class ServerHost(Host):
         return Frame(header={"freed": freed})
 
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate the memory for the header's `tags` again."""
+        """Allocate again the memory that the request's header names by `tags`."""
         await self._driver.wake(frozenset(frame.header["tags"]))
         return Frame(header={})
 

@@ -38,7 +38,7 @@ class RolloutCollector:
     """Submits prompts to the rollout service, and builds a step's experience from the returned groups.
 
     Args:
-        site: the parts of the run that the source receives, such as the plan and the loader of prompts.
+        site: the parts of the run that `ExperienceSource.open` receives, such as the plan and the loader of prompts.
         sync: the object that sends the weights to replicas before generation.
         service: the service that generates and scores.
         pool: the replicas, for their metrics.

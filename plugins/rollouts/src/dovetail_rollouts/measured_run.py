@@ -124,10 +124,10 @@ class Measured:
         )
 
     def decodings(self) -> list[Decoding]:
-        """Return decoding times with which a simulation reproduces the run's generation time and concurrency.
+        """Return three decoding times with which a simulation reproduces the run's generation time and concurrency.
 
-        The first decoding time is the best fit. The other two have the smallest and the largest value of `fixed` with which the simulated
-        concurrency is within `_MODEL_ERROR` of the run's.
+        The first is the best fit. The other two bound the seconds of a decoding step that don't depend on the number of samples
+        (`Decoding.fixed`): the smallest and the largest with which the simulated concurrency is within 5% of the run's.
         """
         schedule, costs, measured = schedule_of(self.plan), self.costs(), self.mean()
         count = self.plan.counts.samples_per_step
@@ -178,7 +178,7 @@ class Forecast:
         measured: means of the run's own steps.
         own: the prediction for the plan of the measured run, to compare with `measured`.
         predicted: the prediction for the given plan.
-        low, high: the least and the most seconds per step of the given plan, over all decoding times that fit the run about as well.
+        low, high: the least and the most seconds per step of the given plan, over the run's `decodings`.
         steps: the number of measured steps.
         assumed: the assumptions of the prediction, each as a sentence.
         differing: config keys in which run and plan differ with unknown effect, each with both values.

@@ -49,7 +49,7 @@ class RunSchedule:
 
 @attrs.frozen(kw_only=True)
 class Decoding:
-    """Seconds that a replica needs for one token of each of `r` running samples: `fixed` + `each` · r."""
+    """The times of a replica's decoding step, which makes one token of each of r running samples in `fixed` + `each` · r seconds."""
 
     fixed: float
     each: float

@@ -33,10 +33,10 @@ KV_CACHE = frozenset({"kv_cache"})
 
 
 class WeightSync:
-    """Sends each version of the actor's weights to the replicas, restarts failed replicas, and puts them to sleep between rollouts.
+    """Sends each version of the actor's weights to the replicas, restarts failed replicas, and puts all to sleep between rollouts.
 
     Args:
-        site: the parts of the run that the source receives; its plan names the weight transport and the rollout's capabilities.
+        site: the parts of the run that `ExperienceSource.open` receives; its plan names the weight transport and the rollout's capabilities.
         service: the service that generates with the weights, and waits while they are sent.
         pool: the replicas that receive weights.
         weight_check: the comparison of actor and replicas after an update.

@@ -1,4 +1,4 @@
-"""The health of the run's processes. The first process that is lost, or silent for too long, ends all calls at once."""
+"""The health of the run's processes. The first worker that is lost, or silent for too long, ends the calls of all others at once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ _NO_NOTICE = "connection error code 2"
 
 
 class Health:
-    """Watches the processes of a run, and holds the error of the first that failed, which ends all calls.
+    """Watches the processes of a run, and stores the first error that stops the run.
 
-    A thread waits on a call that every process holds open, so a process that dies is detected at once, whether or
-    not it was computing.
+    Calls of training workers and replicas that are still waiting then, and later calls of training workers, raise this error or one that
+    names it as the cause. A thread waits on one call to each process that lasts as long as the process, so a death is detected at once,
+    even of an idle process.
+
+    Attributes:
+        error: the first error that stops the run; None while there is none.
     """
 
     def __init__(self) -> None:
@@ -36,7 +40,12 @@ class Health:
         self._thread: threading.Thread | None = None
 
     def watch(self, open_call: Any, lost: Callable[[Exception], None]) -> None:
-        """Call `lost` with Ray's error when the process behind this open call dies."""
+        """Call `lost` with Ray's error when a process dies.
+
+        Args:
+            open_call: a reference to a call that lasts as long as the process.
+            lost: the function to call, in the watching thread.
+        """
         with self._lock:
             self._watched[open_call] = lost
             if self._thread is None:

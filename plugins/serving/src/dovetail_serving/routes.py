@@ -100,11 +100,14 @@ class Host(ABC):
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the memory for the header's `tags`; with `keep_weights`, `wake` restores the weights. The answer has `freed`, in bytes."""
+        """Free the memory that the request's header names by `tags`. The reply's header has `freed`, the number of bytes.
+
+        If the request's `keep_weights` is true, `wake` restores the weights.
+        """
 
     @abstractmethod
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate again the memory that `sleep` freed for the header's `tags`."""
+        """Allocate again the memory that `sleep` freed and the request's header names by `tags`."""
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:

@@ -15,7 +15,8 @@ def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
 def rollout_is_old(facts: PlanFacts) -> bool:
     """Return whether the rollout's log-probabilities serve as `old_log_probs`.
 
-    True for a correction in bypass mode, and for stale samples without a correction.
+    True if the rollout correction has mode `bypass`; or if there is no correction, and samples may come from older weights than the
+    trainer's.
     """
     mode = _mode(facts)
     return mode == "bypass" or (mode == "disabled" and facts.age > 0)

@@ -8,7 +8,11 @@ from dovetail_stages.algorithm import correction_of, rollout_is_old
 
 
 class OldLogProbsFromRollout(Stage):
-    """Copies `rollout_log_probs` to `old_log_probs`, for a correction in bypass mode or for stale samples without a correction."""
+    """Copies `rollout_log_probs` to `old_log_probs`, instead of computing them with the trainer.
+
+    The stage runs if the rollout correction has mode `bypass`, which makes the rollout policy the old policy of ratios; or if there is no
+    correction, and samples may come from older weights than the trainer's.
+    """
 
     name = "old_log_probs_from_rollout"
     api = ">=1.0,<2"

@@ -97,7 +97,7 @@ class UpdateActor(Stage):
         return batch
 
     def step_counted(self, batch: Batch, step: StepContext) -> None:
-        """Update the controller of the KL in the loss, if the policy was updated."""
+        """Pass the step's KL to the controller of the KL loss's coefficient, if the policy was updated."""
         if step.updates["actor"] and _has_kl(step.facts) and "actor/kl" in step.metrics:
             step.metrics["actor/kl_coef"] = self._objective(step).scalars["kl_coef"]
             step.plugins[CONTROLLER].update(step.metrics["actor/kl"], len(batch))

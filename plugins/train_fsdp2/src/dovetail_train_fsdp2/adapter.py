@@ -109,7 +109,7 @@ class PeftAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Turn the adapter off within the block, so that the base model computes. Not for passes with gradients."""
+        """Turn the adapter off within the block, so that passes run the base model alone. Not for passes with gradients."""
         # peft's own switch also changes `requires_grad` of parameters, which must stay fixed once they are sharded.
         for layer in self._layers.values():
             layer._disable_adapters = True  # noqa: SLF001 - see above

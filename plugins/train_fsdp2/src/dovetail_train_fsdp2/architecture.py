@@ -86,10 +86,10 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 
 
 def quadratic(trunk: PreTrainedModel) -> float:
-    """Return how much attention adds to a token's cost for each token of its sample, relative to the rest of the model: F · H · D / N.
+    """Return q in the relative cost n · (1 + q · n) of a sample of n tokens: q = F · H · D / N.
 
-    On average a token attends to half of its sample's tokens, in two products of 2 · H · D operations in each of F layers. The rest
-    of the model takes 2 N operations, with N parameters. H is the number of heads and D their size.
+    A model of N parameters takes 2 N operations for a token, attention aside. Attention adds 4 · H · D operations in each of F layers for
+    each token that is attended to, on average n / 2. H is the number of heads and D their size.
     """
     config = trunk.config.get_text_config()
     layers, heads = (

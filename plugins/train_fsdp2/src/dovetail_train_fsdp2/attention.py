@@ -57,8 +57,8 @@ def packed_attention(
 
     Args:
         module: the layer; `probing` has checked that it needs no other arguments.
-        query: float [1, H, F, D], H heads and F tokens, with rotary positions applied; only this rank's tokens if ranks share the
-            pack.
+        query: float [1, H, F, D], H heads and F tokens, with rotary positions applied; only this rank's tokens if the pack is
+            divided among ranks.
         key: float [1, K, F, D], with rotary positions applied.
         value: float [1, K, F, E].
         attention_mask: unused, None.

@@ -48,7 +48,8 @@ class ModelRunner(nn.Module):
         sharded: whether the weights are sharded over ranks. If so, every forward pass is collective and gathers weights in the
             compute dtype, without autocast.
         can_share_prompts: whether several responses can attend to one prompt's keys and values.
-        parallel: the ranks that share each pack with this rank and score the same samples; None if packs are not shared.
+        parallel: the group of ranks that each hold a part of every pack, and so score the same samples; None if every rank holds whole
+            packs.
         packs: whether samples can be packed end to end.
         room: a function that returns the bytes of logits that currently may be kept for the backward pass.
         section: the model's config section, with the path of its image processor.

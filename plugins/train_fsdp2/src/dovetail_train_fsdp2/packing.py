@@ -46,7 +46,7 @@ class Means:
     device: str = "cpu"
     """Type of the device that runs the model, by which `auto` weighs costs."""
     quadratic: float = 0.0
-    """The relative cost that attention adds to a token for each token of its sample: a sample of n tokens costs n · (1 + quadratic · n)."""
+    """The relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n)."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

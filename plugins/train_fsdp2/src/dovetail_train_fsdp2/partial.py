@@ -41,10 +41,11 @@ def partial(
     spans: Spans,
     scale: float,
 ) -> tuple[Float[Tensor, "Tq H D"], Float32[Tensor, "H Tq"]]:
-    """Return the attention of queries to their spans of keys, as one part of a softmax over several spans; without a gradient.
+    """Return the attention of queries to their spans of keys alone, to be combined with their attention to other keys. Not differentiable.
 
     Returns:
-        The output, [Tq, H, D], and the log of each query's sum of exponentials, float32 [H, Tq].
+        The output, [Tq, H, D], normalised over the span; and the log of each query's sum of exponentials, float32 [H, Tq], by which outputs
+        are combined.
     """
     if has_flash(query_THD, value_TKD):
         out, lse, *_ = aten._flash_attention_forward(  # noqa: SLF001 - the only way to the sums

@@ -57,7 +57,7 @@ def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
 
     Every layer is gathered over the network in each pass and in each update of the rollout's weights. States take 16 bytes a
     parameter (weights, gradients and two moments in float32). A machine holds them if they fit into half the memory of accelerators
-    of 80 GB. Any `shard_size`, even of all ranks, turns the rule off.
+    of 80 GB. Setting `shard_size`, even to the number of all ranks, turns the rule off.
     """
     for model in plan.models if plan is not None else ():
         pool, engine = plan.placement.pool(model.role), model.engine.config

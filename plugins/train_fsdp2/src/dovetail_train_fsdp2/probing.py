@@ -35,7 +35,12 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Placeholder for a mask: how many tokens each token sees, itself included; `FAR` for all, None if the mask is no window."""
+    """Placeholder for an attention mask in a test run.
+
+    Args:
+        tokens: the number of tokens that each token sees, itself included: the window's size, or `FAR` for all earlier tokens. None for a
+            mask that is not a window.
+    """
 
     def __init__(self, tokens: int | None) -> None:
         self.tokens = tokens

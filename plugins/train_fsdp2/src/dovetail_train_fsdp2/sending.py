@@ -13,7 +13,7 @@ from dovetail_train_fsdp2.weights import manifest_of, outgoing
 
 
 class RunnerSending(Sending):
-    """One rank's sender of the runner's weights to the rollout: all merged weights, or only the adapter's."""
+    """Sends a model's weights to the rollout, on one rank: all weights with the adapter merged, or only the adapter's."""
 
     def __init__(self, context: PluginContext, ranks: Ranks, runner: ModelRunner) -> None:
         super().__init__(

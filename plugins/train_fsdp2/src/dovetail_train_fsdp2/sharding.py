@@ -1,8 +1,9 @@
-"""Sharding one runner over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
+"""Sharding a model over the ranks of its engine with fully_shard (FSDP2, arXiv 2304.11277).
 
-fully_shard wraps every decoder layer, and the runner as the root. Weights outside of decoder layers (embedding, last norm, output layer)
-are gathered during the runner's forward pass. Weights, gradients and moments are sharded in float32; layers compute in the compute dtype.
-Gradients are sums over all ranks, not means, since each rank's loss is already divided by the denominator of the whole mini-batch.
+fully_shard wraps every decoder layer, and the model's `ModelRunner` (the runner) as the root. Weights outside of decoder layers (embedding,
+last norm, output layer) are gathered during the runner's forward pass. Weights, gradients and moments are sharded in float32; layers
+compute in the compute dtype. Gradients are sums over all ranks, not means, since each rank's loss is already divided by the denominator of
+the whole mini-batch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Sharding:
-    """Shards one runner with fully_shard, and controls when gradients are reduced and weights freed.
+    """Shards one model with fully_shard, and controls when gradients are reduced and gathered weights freed.
 
     Attributes:
         replicas: the number of groups of ranks that each hold all shards.
@@ -63,7 +64,7 @@ class Sharding:
         self._runner: ModelRunner | None = None
 
     def apply(self, runner: ModelRunner) -> None:
-        """Shard the runner in place. Its weights may be on the meta device.
+        """Shard the model of a runner in place. Its weights may be on the meta device.
 
         Raises:
             ModelError: no decoder layer is found in the model.

@@ -64,7 +64,7 @@ def load_runner(
     Raises:
         ModelError: the model can't be loaded.
         PluginNeedsError: the config sets `lora`, and peft is not installed.
-        ConfigError: the adapter does not fit the model, or the model can't share sequences between ranks.
+        ConfigError: the adapter does not fit the model, or the model's sequences can't be divided among ranks.
         PlanError: `shard_size` does not divide the ranks.
     """
     section = context.model

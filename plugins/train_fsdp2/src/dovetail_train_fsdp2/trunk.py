@@ -57,9 +57,9 @@ class Trunk:
             return self.owing_vision(flat(output.last_hidden_state))
 
     def owing_vision(self, output: Tensor) -> Tensor:
-        """Make the backward pass of an output, of any shape, give the vision tower gradients of 0, if some rank has images.
+        """Return an output, of any shape, whose backward pass also gives the vision tower gradients of 0 if some rank has images.
 
-        Ranks reduce the tower's gradients together, so a rank without an image contributes zeros.
+        Ranks reduce the tower's gradients together, so a rank without an image must contribute zeros. The values are unchanged.
         """
         if not (self._runner.vision_everywhere and torch.is_grad_enabled()):
             return output

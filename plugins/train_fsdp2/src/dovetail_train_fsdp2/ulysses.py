@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 AXIS = "cp"
-"""The name of the mesh's axis along which ranks share each pack."""
+"""The name of the mesh's axis along which each pack's tokens are divided among ranks."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -29,13 +29,13 @@ class RankLayout:
     """One rank's share of a packed layout."""
 
     layout: MicroBatchLayout
-    """The layout of the rank's F / C tokens, with the lengths of all sequences and M scored tokens: the rank's own, then padding."""
+    """The layout of the rank's F / C tokens. It has the lengths of all sequences, and M scored tokens: the rank's own, then padding."""
     share: ScoredShare
     """The rank's share of the pack's scored tokens."""
 
 
 class SequenceParallel:
-    """The ranks that divide each pack's tokens among them.
+    """A group of ranks that each hold a part of every pack's tokens.
 
     Attributes:
         size: the number of ranks, C.
@@ -101,9 +101,14 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """Return the ranks that share packs with this rank along the mesh's axis `cp`; None if packs are not shared.
+    """Return this rank's group along the mesh's axis `cp`, whose ranks hold a part of each pack; None if the axis has one rank.
 
     Collective over all ranks of the mesh, which must be torch's default process group.
+
+    Args:
+        mesh: the engine's mesh; None for one rank.
+        rank: this rank's number in the mesh.
+        trunk: the model, whose number of attention heads is checked.
 
     Raises:
         ConfigError: the ranks do not divide the attention heads; see `check_heads`.

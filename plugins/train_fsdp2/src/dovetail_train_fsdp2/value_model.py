@@ -79,7 +79,7 @@ def _head(trunk: PreTrainedModel) -> nn.Linear:
 
 
 def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
-    """Return the empty model in whose format a value model is saved, the prefix of the base's weights in it, and the head's name.
+    """Return the format in which a value model is saved: an empty model, the prefix of the base's weights in it, and the head's name.
 
     The empty model is a token classifier of one label, which transformers and `load_value_model` read. If the architecture has no
     such class, it is the base, with `value_head` beside it.

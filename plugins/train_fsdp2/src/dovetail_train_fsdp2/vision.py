@@ -44,7 +44,7 @@ def cut_with_images(
         means: the allowed layouts of samples without images.
         at_least: the minimum number of micro-batches.
         unit: the kind of unit whose samples stay together, such as `group`; one image makes all samples of its unit padded.
-        together: the number of ranks that share each sequence.
+        together: the number of ranks among which each sequence is divided.
 
     Raises:
         ConfigError: `together` is above 1, which needs packing.

@@ -74,7 +74,7 @@ def merged(
     dtype: torch.dtype,
     read: Callable[[str, Tensor], Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield names in memory and whole tensors, in their unsharded shapes, merged with the adapter in float32 and then cast.
+    """Yield each tensor's name in memory and the tensor, in its unsharded shape, merged with the adapter in float32 and then cast.
 
     Args:
         trunk: the model, or its base.

@@ -89,7 +89,7 @@ class MegatronAdapter:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Turn the adapter off within the block, so that the base model computes."""
+        """Turn the adapter off within the block, so that passes run the base model alone."""
         for updates in self._updates.values():
             updates.on = False
         try:

@@ -84,7 +84,7 @@ class Architecture:
         return int(size or self.hf.hidden_size // self.hf.num_attention_heads)
 
     def quadratic(self) -> float:
-        """Return how much attention adds to a token's cost for each token of its sample, relative to the rest of the model."""
+        """Return q in the relative cost n · (1 + q · n) of a sample of n tokens: attention costs q · n², the rest of the model n."""
         hf = self.hf
         heads, layers, hidden = hf.num_attention_heads, hf.num_hidden_layers, hf.hidden_size
         inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size

@@ -31,7 +31,7 @@ class Fed:
     """Sequences and rotary angles of one pack, as attention needs them."""
 
     sequences: Sequences
-    """The boundaries of the whole pack's sequences, over all ranks that share the pack."""
+    """The boundaries of the whole pack's sequences, over all ranks among which the pack is divided."""
     cos_T1D: Tensor
     """Cosines of the rotary angles of this rank's tokens, [T, 1, D] in the model's dtype; each angle occurs twice, for both halves
     of a head."""

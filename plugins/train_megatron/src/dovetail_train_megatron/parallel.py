@@ -80,7 +80,7 @@ class Parallel:
 
     @property
     def cp_group(self) -> Any:
-        """The group of ranks that share each pack."""
+        """The group of ranks among which each pack is divided."""
         return self.state.get_context_parallel_group()
 
     @property

@@ -43,10 +43,11 @@ def bounded_log_ratio(
 def sequence_ratio(
     log_ratio_T: Float[Tensor, "T"], mask_T: Bool[Tensor, "T"], offsets_N1: Int64[Tensor, "N1"]
 ) -> Float[Tensor, "T"]:
-    """Return exp(min(log s, 20)) at each token: log s is the mean of its sequence's log-ratios d, in token form sg(log s) + d − sg(d).
+    """Return each token's sequence-level probability ratio, exp(min(sg(log s) + d − sg(d), 20)) (GSPO-token, arXiv 2507.18071).
 
-    The tokens' log-ratios are not clamped. Only log s is bounded, from above, so that exp does not overflow; a sequence beyond the bound
-    has no gradient.
+    d is the token's log-ratio, log s is the mean of d over the sequence's response tokens, and sg stops the gradient. So the value is
+    min(s, exp(20)) at every token of a sequence, and the gradient reaches each token through its own d. The bound keeps exp from
+    overflowing; a sequence beyond the bound has no gradient.
 
     Args:
         log_ratio_T: the log-ratios, float [T], not clamped, 0 where the mask is False.

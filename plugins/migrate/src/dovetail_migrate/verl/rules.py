@@ -119,7 +119,11 @@ def on(value: Any) -> bool | None:
 
 
 def as_list(value: Any) -> Any:
-    """Return a string for one file, and a list of strings for several. The value may be a list, or the text of a list."""
+    """Convert verl's value of a setting that names files: one path becomes a string, several become a list of strings.
+
+    Args:
+        value: a path, a list of paths, or such a list as text: `[a, b]`.
+    """
     from dovetail_migrate.verl.overrides import read_value
 
     listed = read_value(value) if isinstance(value, str) and value.startswith("[") else value

@@ -41,8 +41,7 @@ class DapoMath(VerifiedFunction):
         """Return `score`, the component `correct` (0 or 1), and `pred` (the answer as written, or None).
 
         Raises:
-            TimeoutError: the ground truth alone exceeds `verify_timeout`.
-            RewardError: math-verify failed on the ground truth alone.
+            TimeoutError, RewardError: see `VerifiedFunction.is_right`.
         """
         end = solution_str[-self.config.window :]
         boxed = self.config.extract == "boxed"

@@ -19,8 +19,8 @@ class MathAnswer(VerifiedFunction):
     `2^{-1}`). `2\frac12` and `2 1/2` are the mixed number 2.5; `x = 5` is 5; `2x = 10` is not 10. The right answer scores `score`, another
     answer `format_score`, no answer `miss_score`.
 
-    math-verify runs in separate processes. An answer whose comparison exceeds `verify_timeout` or the memory limit is wrong. If the ground
-    truth alone exceeds a limit, the sample fails as `timeout`.
+    math-verify runs in separate processes. An answer whose comparison exceeds `verify_timeout` or the memory limit is wrong. If comparing
+    the ground truth with the number 1 exceeds the time limit too, the sample fails as `timeout`.
     """
 
     name = "math"
@@ -48,8 +48,7 @@ class MathAnswer(VerifiedFunction):
         """Return `score`, its parts `format` (an answer was found) and `correct`, each 0 or 1, and `pred`: the answer as written, or None.
 
         Raises:
-            TimeoutError: the ground truth alone exceeds `verify_timeout`.
-            RewardError: math-verify failed on the ground truth alone.
+            TimeoutError, RewardError: see `VerifiedFunction.is_right`.
         """
         pred = self._answer(solution_str)
         if pred is None:

@@ -24,7 +24,7 @@ _PROGRAM = Path(__file__).with_name("math_worker.py")
 
 
 class MathTimeoutError(TimeoutError):
-    """The comparison of the ground truth alone exceeded the time limit."""
+    """The comparison of the ground truth with the number 1 exceeded the time limit, so the answer is not the cause."""
 
 
 class MathProcesses:
@@ -56,8 +56,8 @@ class MathProcesses:
             limit: wall-clock seconds that the comparison may take; waiting for a free process does not count.
 
         Raises:
-            MathTimeoutError: the ground truth alone takes longer than `limit`.
-            RewardError: the process died, or sympy raised an exception on the ground truth alone.
+            MathTimeoutError: comparing the ground truth with the number 1 takes longer than `limit`.
+            RewardError: the process died, or the ground truth can't be compared with the number 1 either.
         """
         reply = self._compare(truths, answer, limit)
         if "equal" not in reply:

@@ -31,11 +31,12 @@ class VerifiedFunction(RewardFunction):
     def is_right(self, answer: str | None, ground_truth: GroundTruth) -> bool:
         r"""Return whether the answer, boxed or not, equals an accepted answer; safe in threads.
 
-        An answer of over 1,000 characters is compared as text alone.
+        An answer of over 1,000 characters is compared only as text. An answer on which math-verify fails or exceeds `verify_timeout` is
+        wrong, unless math-verify can't compare the ground truth even with the number 1.
 
         Raises:
-            TimeoutError: the symbolic comparison of the ground truth alone exceeds `verify_timeout`.
-            RewardError: math-verify failed on the ground truth alone.
+            TimeoutError: comparing the ground truth with the number 1 takes longer than `verify_timeout`.
+            RewardError: math-verify can't compare the ground truth with the number 1, or its process died.
         """
         if not answer:
             return False

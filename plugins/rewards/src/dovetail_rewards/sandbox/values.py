@@ -125,5 +125,8 @@ class Runner(Protocol):
         ...
 
     def cancel(self, program: Program) -> None:
-        """End each `run` of a Program object: the calls raise SandboxUnreachableError. A service ends programs only at their time limit."""
+        """End every `run` call in progress for this Program object; each raises SandboxUnreachableError.
+
+        On a sandbox service this does nothing: the service can't end a program before its time limit.
+        """
         ...

@@ -44,11 +44,12 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The agent loop forks its sessions, but the configured algorithm treats every row of a batch as a trajectory.
+    """The agent loop can split a trajectory into several sequences, but the configured algorithm treats every sequence as a trajectory.
 
-    A trajectory would then weigh by its number of sequences, or training would push against the sequences before the last, which have no
-    reward of their own. A plugin that takes the sequences of a trajectory together declares the capability `several_sequences`. Estimators
-    at sample level get the rewards of trajectories and don't need the capability.
+    Each sequence is a row of the batch. A trajectory with more sequences would then weigh more, or the sequences before the last, which
+    have no reward of their own, would be trained as failures. A plugin that takes the sequences of a trajectory together declares the
+    capability `several_sequences`. An advantage estimator of level `sample` doesn't need the capability, since it gets one reward for each
+    trajectory.
     """
     loop = selected("agent_loop", config.rollout.agent_loop)
     if loop is None or not generates(config):

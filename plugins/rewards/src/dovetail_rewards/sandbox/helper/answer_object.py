@@ -12,7 +12,11 @@ FIX = "set tests=in_process"
 
 
 class NotPlainError(TypeError):
-    """The tests use a value of the response in a way that works only in the response's process."""
+    """A value from the response's code can't be used by the tests, which run in another process.
+
+    Only plain data (numbers, text, lists, mappings and the like) is copied to the tests' process. Tests can't compare or hash an object of
+    another kind, or use its type, and can't get plain data that has a cycle, is nested too deeply or is too long.
+    """
 
 
 class AnswerObject:

@@ -38,7 +38,7 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Return the targets of the symbolic links in a program's root file system, by path; none is at a parent of a readable path."""
+    """Return the symbolic links in a program's root file system: targets by path. No link takes the place of a readable path's parent."""
     return {
         link: target
         for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()
