@@ -135,10 +135,15 @@ def test_frozen_weights_need_no_inputs_and_a_frozen_model_keeps_nothing(path: Pa
         ({"packing": "never"}, {"budget": 700}, 16 * 30),
         ({}, {"prompt_tokens": 1, "budget": 10**6}, 4 * 8 * 21),  # sharing gains too little
         ({}, {"budget": 7, "responses": 1}, 30),  # a sample that exceeds the budget
+        # Units of several samples stay together, and their prompts are not shared.
+        ({}, {"budget": 120, "responses": 2, "unit": "pair"}, 2 * 2 * 30),
+        ({}, {"budget": 100, "responses": 2, "unit": "pair"}, 2 * 30),
+        ({}, {"unit": "group"}, 4 * 8 * 30),
+        ({}, {"budget": 300, "unit": "group"}, 8 * 30),
     ],
 )
 def test_a_micro_batch_holds_whole_samples_and_about_as_many_as_the_others(
-    settings: dict[str, Any], changes: dict[str, int], tokens: int
+    settings: dict[str, Any], changes: dict[str, Any], tokens: int
 ) -> None:
     size = UpdateSize(prompts=4, responses=8, prompt_tokens=10, response_tokens=20, budget=1000)
     config = Fsdp2Config(name="fsdp2", **settings)

@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from dovetail.dispatch.registration import Unit
 from dovetail.sections.adapter import PlannedAdapter
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -114,6 +115,8 @@ class UpdateSize:
     response_tokens: int
     budget: int
     """Largest number of tokens of a micro-batch."""
+    unit: Unit = "sample"
+    """Which samples stay in one micro-batch, as in `ObjectiveSpec`."""
 
 
 @attrs.frozen(kw_only=True)

@@ -275,9 +275,7 @@ def _locked(batch: Batch) -> Iterator[None]:
             array.flags.writeable = True
 
 
-_DECLARED = (
-    "name every column that `run` writes in the stage's class methods `provides` and `rewrites`"
-)
+_DECLARED = "name every column that `run` writes in the class methods `provides` and `rewrites`"
 
 
 def _broken(stage: Stage, problem: str, hint: str = _DECLARED) -> PluginBrokenError:

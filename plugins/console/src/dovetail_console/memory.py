@@ -169,6 +169,7 @@ def _working(plan: Plan, role: ModelRole, measured: Measured) -> WorkingMemory |
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         budget=role.training.max_tokens_per_micro_batch,
+        unit="sample" if role.objective is None else role.objective.unit,
     )
     section, trained, ranks = config.model_section(role.role), role.trained, role.mesh.size
     question = repr((role.engine, section, role.head, trained, ranks, size))

@@ -128,19 +128,20 @@ def working_memory(
 def micro_batch_tokens(config: Fsdp2Config, size: UpdateSize) -> int:
     """Return the number of tokens of the largest micro-batch if all prompts and responses have their maximal length.
 
-    Micro-batches hold about equally many samples, or groups if a group's prompt is computed once.
+    Micro-batches hold about equally many samples, or groups if a group's prompt is computed once, or whole units.
     """
     alone = size.prompt_tokens + size.response_tokens
     group = size.prompt_tokens + size.responses * size.response_tokens
     worthwhile = group <= WORTHWHILE_PACKED * size.responses * alone
     shares = config.share_prompts == "always" or (config.share_prompts == "auto" and worthwhile)
-    if shares and config.packing != "never":
+    if shares and config.packing != "never" and size.unit == "sample":
         if group > size.budget:
             responses = max(1, (size.budget - size.prompt_tokens) // size.response_tokens)
             return size.prompt_tokens + min(responses, size.responses) * size.response_tokens
         each, count = group, size.prompts
     else:
-        each, count = alone, size.prompts * size.responses
+        together = {"sample": 1, "pair": 2, "group": size.responses}[size.unit]
+        each, count = alone * together, size.prompts * size.responses // together
     micro_batches = -(-count // max(1, size.budget // each))
     return -(-count // micro_batches) * each
 
