@@ -29,11 +29,11 @@ class Learner:
     """Runs the planned stages of a step, each with timing, offloading, checks of its columns, and clean stops.
 
     Args:
-        record: the record of the run.
+        record: the state of the run, with its plan, metrics, hooks and timers.
         stages: the stages of the plan, in the plan's order.
         offload_manager: the manager that moves the models of a stage's roles onto the accelerator.
         weights: the counter of the actor's weight versions.
-        source: the experience source, which accounts for the samples that a step took.
+        source: the experience source, which provided the step's samples and records which prompts were used or dropped.
         constant: the stored constant columns.
     """
 

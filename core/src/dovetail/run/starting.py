@@ -40,7 +40,8 @@ def start_roles(
     """Start training models and rollout, and wait for both.
 
     If one fails, the other is still waited for, since only a started role can be closed. If both fail, the error of the training models is
-    raised. Taking turns needs file locks: on a file system without locks, the rollout starts after the training models.
+    raised. In one process, a file lock lets rollout and training models take turns with the accelerator. On a file system without locks,
+    the rollout starts after the training models.
 
     Args:
         plan: the plan of the run.
