@@ -63,7 +63,7 @@ class Learner:
         return self._record.plan.on_request.union(*asked)
 
     def learn(self, step: StepContext) -> None:
-        """Run every stage, settle which prompts were used or dropped, and call `step_counted` of every stage.
+        """Run every stage, record which prompts were used or dropped, and call `step_counted` of every stage.
 
         Raises:
             NumericsError: a column, loss or gradient is not finite, or rollout and trainer differ too much.

@@ -23,8 +23,8 @@ _ROLLOUT = "rollout"
 def starts_at_once(plan: Plan) -> bool:
     """Return whether the rollout may start while training models load.
 
-    The experience source must allow this (`SourcePlacement.beside`). Both must run in one process, where they take turns with the
-    accelerator, or in separate pools.
+    The experience source, the plugin that provides each step's samples, must allow this (`SourcePlacement.beside`). Rollout and training
+    models must run in one process, where they take turns with the accelerator, or in separate pools of accelerators.
     """
     return bool(plan.placement.source.beside) and (plan.placement.in_process or _apart(plan))
 
