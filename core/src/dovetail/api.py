@@ -99,7 +99,7 @@ def plan(
     dataset: Rows | None = None,
     val_dataset: Rows | None = None,
 ) -> dict[str, Any]:
-    """Return the stages, models, placement and counts of a run as plain containers.
+    """Return the plan of a run as plain containers: stages, models, placement, and counts such as the number of steps.
 
     Args:
         config: the config of the run.

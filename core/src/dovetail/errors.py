@@ -52,7 +52,7 @@ class ConfigError(DovetailError, ValueError):
 
     exit_code = 2
     lists_problems = False
-    """Whether the message itself lists the problems, or counts the problems that it omits."""
+    """Whether the message already lists the problems, so that they are not printed a second time."""
 
     def __init__(
         self, message: str, *, hint: str | None = None, problems: Iterable[str] = ()
@@ -155,7 +155,7 @@ class WorkerError(DovetailError, RuntimeError):
         rank: the first failing rank.
         call: the method that was called.
         worker_traceback: the worker's formatted traceback.
-        exit_code: 75 if the worker's process is gone or did not answer in time (constructor argument `lost`).
+        exit_code: 75 if the worker's process is gone or did not answer in time (constructor argument `lost`), else 1.
     """
 
     def __init__(
@@ -201,13 +201,16 @@ class WeightSyncError(DovetailError, RuntimeError):
 
 
 class ReceiverError(WeightSyncError):
-    """Receivers failed during a weight update; after their restart, the unaffected sender can send the update again."""
+    """Rollout engines that receive weights failed during a weight update.
+
+    The sender is unaffected: once the engines are restarted, it can send the update again.
+    """
 
     exit_code = _INFRASTRUCTURE
 
 
 class CalledOffError(ReceiverError):
-    """A weight update was cancelled before its first byte, because a receiver will not connect; the other receivers are unchanged."""
+    """A weight update was cancelled before its first byte, because a rollout engine will not connect. The others are unchanged."""
 
 
 class CheckpointError(DovetailError, OSError):

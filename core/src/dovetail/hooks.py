@@ -46,7 +46,7 @@ for _name in HOOKS:
 
 
 class Observers:
-    """The observers of a run.
+    """The observers of a run: objects whose methods are called at events of the run, such as the start of a step.
 
     Attributes:
         hook: calls a hook of every observer, the latest added first: `observers.hook.step_started(step=1)`.
@@ -112,7 +112,13 @@ class Observers:
         return tuple(name for name, _ in self._manager.list_name_plugin())
 
     def guarded(self, name: str, what: str, method: Callable[..., Any]) -> Callable[..., None]:
-        """Wrap an observer's method: exceptions are reported and counted under `name`, not raised."""
+        """Wrap an observer's method, so that its exceptions are reported and counted, not raised.
+
+        Args:
+            name: the observer's name in reports, under which failures are counted.
+            what: the hook's name in reports.
+            method: the method.
+        """
 
         @wraps(method)
         def call(*arguments: object) -> None:

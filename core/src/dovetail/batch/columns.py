@@ -32,7 +32,7 @@ class Column:
     dtype: str
     """NumPy dtype name, or `object` for JSON values."""
     shape: Raggedness
-    """`dense`: [N]; `ragged`: one row of values a sample, packed [T]; `either` of these; `object`: a list of N JSON values."""
+    """`dense`: [N]; `ragged`: one row of values a sample, packed [T]; `either`: dense or ragged; `object`: a list of N JSON values."""
     meaning: str
     owner: str
     """The stage or plugin kind that writes the column."""

@@ -33,7 +33,7 @@ class CheckpointManifest:
     step: int
     """Finished training steps."""
     sequence: int
-    """Number of the save in its folder; the latest checkpoint has the highest."""
+    """Sequence number of the save, which rises by 1 with every save of the run: the latest checkpoint has the highest."""
     files: Mapping[str, FileEntry]
     """Every file, by its path relative to the checkpoint, with `/` as separator."""
     mark: Mark | None = None

@@ -91,7 +91,10 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
 
 @contextmanager
 def cause_kept() -> Iterator[None]:
-    """Write the error that ends the block, if any, to the file that the run's supervisor reads; also an error before the first step."""
+    """Write the message of an error that ends the block, for the supervisor: the process that started this one, and may restart the run.
+
+    Without a supervisor, nothing is written.
+    """
     try:
         yield
     except Exception as error:

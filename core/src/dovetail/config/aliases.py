@@ -12,9 +12,10 @@ _MISPLACED_PRESETS = (("preset",), ("preset", "name"), ("algorithm", "name"))
 
 
 def key_advice(path: KeyPath, value: object) -> str | None:
-    """Return advice on an unknown key with this value; None if no other system has the key.
+    """Return advice on an unknown key with this value; None if there is none.
 
-    Packages contribute the advice by entry points of `dovetail.key_advice`: functions of the key's path and the value's text.
+    Packages contribute advice, such as the equivalent of another training system's key, by entry points of `dovetail.key_advice`. An entry
+    point is a function of the key's path and the value's text.
     """
     if path in _MISPLACED_PRESETS:
         name = value if isinstance(value, str) else "NAME"
@@ -25,7 +26,8 @@ def key_advice(path: KeyPath, value: object) -> str | None:
 def value_advice(path: KeyPath, value: object) -> str | None:
     """Return what to write in place of a value that a key can't have; None if no advice is known.
 
-    Packages contribute the advice by entry points of `dovetail.value_advice`: functions of the key's path and the value's text.
+    Packages contribute the advice by entry points of `dovetail.value_advice`. An entry point is a function of the key's path and the
+    value's text.
     """
     if path == ("algorithm",) and isinstance(value, str):
         return f"a preset is chosen by {_PRESET}={value}"

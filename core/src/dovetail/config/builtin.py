@@ -19,7 +19,7 @@ class InlineConfig(RuntimeSection):
 
 @attrs.frozen(kw_only=True)
 class NdConfig(PluginSection):
-    """Config of the dispatch mode `nd`, which divides a batch over a mesh; made by `nd(…)` on a worker's method."""
+    """Config of the dispatch mode `nd`, which divides a batch over a mesh. A worker's method declares this mode with `nd(…)`."""
 
     mesh: str = "train"
     """Name of the mesh that the worker group must have."""

@@ -38,7 +38,8 @@ class ConfigLayer:
     is_preset: bool = False
     """Whether the layer holds a preset's settings."""
     raw: Mapping[KeyPath, str] = attrs.field(factory=dict)
-    """Unparsed value of an override, by key path; a verbatim field takes this text if the parsed value is not a string."""
+    """Unparsed value of an override, by key path. A field whose text is kept as written (`Field.verbatim`) takes this text if the parsed
+    value is not a string."""
 
     def at(self, path: KeyPath) -> str:
         """Return the origin of a key in this layer: the layer's name, with the line if known."""

@@ -58,7 +58,8 @@ class LoadedConfig:
     given: tuple[str, ...] = ()
     """Key paths that files and overrides give, each list as a whole. Other values are defaults, or set by trainer and preset."""
     warnings: tuple[str, ...] = ()
-    """Warnings about dropped values and about a preset's settings without effect, each a full sentence."""
+    """Warnings, each a full sentence, about values dropped because a later layer selects another plugin, and about a preset's settings
+    without effect."""
 
 
 def load_config(

@@ -15,7 +15,7 @@ from dovetail.config.problems import ConfigProblem
 
 @attrs.frozen
 class NotYaml:
-    """Value of an override that is not YAML; only a verbatim field accepts such a value, as raw text."""
+    """Value of an override that is not YAML; only a field whose text is kept as written (`Field.verbatim`) accepts such a value."""
 
     reason: str
 

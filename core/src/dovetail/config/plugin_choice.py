@@ -64,7 +64,7 @@ def narrow(
     base: type,
     resolver: Resolver,
 ) -> Narrowed:
-    """Find the plugin that the layers' mappings select, and drop keys for a plugin that only an earlier layer selects.
+    """Find the plugin that a section selects over all layers, and drop keys that earlier layers set for another plugin.
 
     If a preset selects another plugin, all keys that earlier layers set for this section are dropped: a preset is a published
     combination. Dropped keys cause a warning, unless a layer gives them again or they equal the plugin's defaults.

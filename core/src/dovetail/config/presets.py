@@ -47,7 +47,8 @@ class PresetLayer:
     altered_by: ConfigLayer | None
     """The last layer after `named_by` that sets fields of the preset's own config; None if no layer does."""
     left_over: tuple[KeyPath, ...] = ()
-    """Keys that layers set for a preset that an earlier layer named, and that neither this preset nor a later layer sets."""
+    """Keys that a replaced preset sets and that earlier layers give too, but neither this preset nor a later layer. The earlier values
+    stay; a warning names these keys."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
         """Return all layers, with the preset's layer inserted directly below the layer that names the preset.

@@ -22,7 +22,7 @@ class ConfigProblem:
     path: KeyPath
     """Path of the wrong key; empty if the problem concerns no single key."""
     text: str
-    """Description of the problem, what is allowed or nearest, and the fix."""
+    """Description of the problem, with the allowed values or the nearest name, and the fix."""
     value: Any = attrs.field(default=ABSENT, eq=False)
     """The offending value."""
     origin: str | None = None

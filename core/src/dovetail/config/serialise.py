@@ -61,9 +61,10 @@ def _holds(mapping: object, value: object) -> bool:
 
 
 def given_values(default: object) -> dict[str, Any]:
-    """Return the entries of a field's default value: of a section, those that differ from its class's defaults; of a mapping, all entries.
+    """Return the entries that a field's default value sets explicitly, as plain containers.
 
-    Empty if the default is a scalar or a list.
+    For a section, these are the entries that differ from the defaults of the section's class; for a mapping, all entries. Empty if the
+    field's default is a scalar or a list.
     """
     if isinstance(default, Mapping):
         return {key: plain_value(value) for key, value in default.items()}

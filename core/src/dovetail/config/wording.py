@@ -34,7 +34,7 @@ _FEW = 3
 def problems_of(
     fault: StructureFault, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield the config problems that a fault stands for.
+    """Yield the config problems that a fault, an exception from building the config, stands for.
 
     Each unknown key is one problem. For an unknown section of another training system, each key in the section is one problem.
     """

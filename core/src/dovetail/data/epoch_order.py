@@ -23,7 +23,7 @@ class EpochOrder:
 
     Args:
         sampler: the sampler of permutations.
-        datasets: the datasets, at least one; all or none have weights.
+        datasets: the datasets, at least one; either all of them have a weight, or none.
         window: the number of consecutive rows that are shuffled together; several streamed datasets share this number, in
             proportion to their shares of an epoch.
     """
@@ -68,7 +68,7 @@ class EpochOrder:
         return names
 
     def labels(self, epoch: int) -> np.ndarray:
-        """Return the number of the dataset at each position of an epoch, int64 [N]."""
+        """Return the index of the dataset from which each position of an epoch draws, int64 [N]."""
         if len(self._datasets) == 1:
             return np.zeros(self.size, np.int64)
         if self._labels is None or self._labels[0] != epoch:

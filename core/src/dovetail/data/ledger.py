@@ -179,7 +179,10 @@ class Ledger:
         return self._epochs[epoch].latest(prompt)
 
     def open(self) -> list[Key]:
-        """Return attempts in flight, taken by a step or not, in order of issue within each epoch."""
+        """Return (epoch, prompt, attempt) of every attempt in flight, in order of issue within each epoch.
+
+        These include attempts that a step has taken.
+        """
         return [
             (epoch, prompt, record.latest(prompt))
             for epoch, record in sorted(self._epochs.items())
@@ -187,7 +190,7 @@ class Ledger:
         ]
 
     def taken(self, step: int) -> list[Key]:
-        """Return attempts that a step has taken and not yet used or dropped."""
+        """Return (epoch, prompt, attempt) of the attempts that a step has taken and that are not yet recorded as used or dropped."""
         return [key for key in self.open() if self._epochs[key[0]].open[key[1]] == step]
 
     def knows(self, epoch: int, prompt: int) -> bool:
@@ -197,7 +200,7 @@ class Ledger:
         return epoch < self._closed or held
 
     def counts(self) -> dict[str, Any]:
-        """Return counts over the whole run: `used`, `open`, `dropped` by reason, and `complete_epochs`."""
+        """Return counts over the whole run: `used`, `open` (prompts in flight), `dropped` by reason, and `complete_epochs`."""
         records = self._epochs.values()
         dropped = self._closed_dropped + Counter(r for e in records for r in e.dropped.values())
         return {

@@ -30,7 +30,7 @@ _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 @dataclass(frozen=True)
 class PluginEntry:
-    """A plugin that an installed distribution declares, with its state."""
+    """A plugin that an installed distribution declares, with its state: `compatible`, or why a config can't select the plugin."""
 
     kind: str
     name: str

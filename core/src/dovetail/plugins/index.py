@@ -28,7 +28,7 @@ _OF_PRESETS = ("advantage", "policy_loss")
 
 @dataclass(frozen=True)
 class PluginIndex:
-    """All installed plugins with their states.
+    """All installed plugins, including those that a config can't select.
 
     Attributes:
         all_entries: every declared plugin, by kind and name.

@@ -63,8 +63,8 @@ def _judge(any_of: tuple[str, ...]) -> Need:
 def install_command(distribution: str, needs: Iterable[Need]) -> str:
     """Return the command that installs the missing needs, through the distribution's engine extras if it has any.
 
-    In a role's own environment (`ISOLATED` is set), the command names the environment's interpreter. The distribution's project
-    URL `Package index` gives an index to use beside PyPI.
+    In the Python environment of a single role (`DOVETAIL_ENVIRONMENT` is set), the command names the environment's interpreter. If the
+    distribution's metadata has a project URL named `Package index`, the command also uses that package index.
     """
     unmet = [need for need in needs if not need.met]
     pip = f"{sys.executable} -m pip" if ISOLATED in os.environ else "pip"

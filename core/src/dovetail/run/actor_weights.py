@@ -11,9 +11,10 @@ ACTOR = "actor"
 
 
 class ActorWeights:
-    """Counter of the versions of the actor's weights. The learner records updates, experience sources record sends.
+    """Counter of the versions of the actor's weights.
 
-    Every generated token records a version: 0 for the weights of `model.path`, 1 for the first weights sent.
+    `Learner`, which runs the stages, records updates. The experience source, which provides each step's samples, records each send to its
+    rollout engines. Every generated token records a version: 0 for the weights of `model.path`, 1 for the first weights sent.
     """
 
     def __init__(self) -> None:
@@ -25,7 +26,7 @@ class ActorWeights:
     moved: bool
     """Whether the actor's weights are newer than `version`."""
     steps: int
-    """Steps learned since the trainer last published weights."""
+    """Training steps since the trainer last published (sent) weights."""
     sent: int
     """Number of sends in this process, including those that did not arrive."""
 

@@ -13,7 +13,7 @@ from dovetail.sections import RunConfig
 
 
 def load_data(config: RunConfig) -> SourceData:
-    """Read the tokenizer and every row with the run's experience source.
+    """Read the tokenizer and every row with the run's experience source, the plugin that provides the samples of each step.
 
     Raises:
         DataError, ModelError: a file, row or tokenizer is missing or wrong; the error names it.

@@ -29,11 +29,11 @@ class Learner:
     """Runs the planned stages of a step, each with timing, offloading, checks of its columns, and clean stops.
 
     Args:
-        record: the record of the run.
+        record: the state of the run, with its plan, metrics, hooks and timers.
         stages: the stages of the plan, in the plan's order.
         offload_manager: the manager that moves the models of a stage's roles onto the accelerator.
         weights: the counter of the actor's weight versions.
-        source: the experience source, which accounts for the samples that a step took.
+        source: the experience source, which provided the step's samples and records which prompts were used or dropped.
         constant: the stored constant columns.
     """
 
@@ -63,7 +63,7 @@ class Learner:
         return self._record.plan.on_request.union(*asked)
 
     def learn(self, step: StepContext) -> None:
-        """Run every stage, settle which prompts were used or dropped, and call `step_counted` of every stage.
+        """Run every stage, record which prompts were used or dropped, and call `step_counted` of every stage.
 
         Raises:
             NumericsError: a column, loss or gradient is not finite, or rollout and trainer differ too much.

@@ -26,7 +26,7 @@ class Measuring:
     """Computes the loss of each role on a batch, without gradient; see `dovetail.interfaces.Measure`.
 
     Args:
-        record: the record of the run.
+        record: the state of the run, with its plan and logger.
         groups: worker groups, by role.
         stages: the stages of the plan, in the plan's order; stages before the updates compute the columns that objectives read.
         plugins: the controller's plugins that stages use, by key path.

@@ -42,7 +42,7 @@ from dovetail.telemetry.timers import Timers
 
 @attrs.define(kw_only=True, eq=False)
 class RunRecord:
-    """Runs steps with timers, metrics, hooks, clean stops and checkpoints around them."""
+    """Surrounds each step of a run with timers, metrics, hooks, clean stops and checkpoints."""
 
     config: RunConfig
     plan: Plan
@@ -62,7 +62,7 @@ class RunRecord:
     metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the current step, or of the time before the first step."""
     weights_dirty: bool = False
-    """Whether an update has begun in a step that does not count yet; no checkpoint may keep such weights."""
+    """Whether an update has begun in a step whose prompts are not yet recorded as used or dropped; no checkpoint may keep such weights."""
     _best: Best | None = None
     _exported: bool = False
     _saving: CheckpointInProgress | None = None
@@ -146,7 +146,10 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Surround one step. Once its prompts are accounted for, the step is finished and logged even if an error follows."""
+        """Surround one step.
+
+        Once the step's prompts are recorded as used or dropped, the step counts as finished and is logged, even if an error follows.
+        """
         self.finish_save(wait=False)
         self.metrics = context.metrics
         self.timers.reset()

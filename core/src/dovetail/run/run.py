@@ -78,11 +78,11 @@ def train(
     Args:
         config: a file, or a loaded config.
         overrides: `key=value` strings, if `config` is a file.
-        announce: the function described at `Announce`.
+        announce: a function called with the config, the plan and the run directory, before anything heavy starts.
         reward: a function that scores every row, if the config names no function.
         stop: the switch that requests a stop; by default a new one.
         accept_changes: whether to continue a run whose model, data, algorithm or reward differ.
-        say: the function described at `Say`.
+        say: a function called with lines of text, for example on how an existing run is continued; see `Say`.
 
     Raises:
         DovetailError: the run can't start or has failed; raised before the first step where possible.

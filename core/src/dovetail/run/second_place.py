@@ -117,7 +117,7 @@ class SecondPlace:
 
 
 class CheckpointCopies:
-    """Observer that copies a run's checkpoints to a second place, in a thread of its own.
+    """Observer that copies a run's checkpoints to another file system (`SecondPlace`), in a separate thread.
 
     Args:
         place: the folder of the copies.

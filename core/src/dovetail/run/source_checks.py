@@ -27,10 +27,10 @@ def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
 
 
 def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Experience:
-    """Collect the samples of a step from its experience source.
+    """Collect the samples of a step from the experience source, the plugin that provides them.
 
     Raises:
-        PluginBrokenError: the source returns no experience.
+        PluginBrokenError: the source does not return an `Experience`.
     """
     found = _called(source, source.collect, step, ask)
     if not all(hasattr(found, name) for name in ("samples", "reasons", "batch")):

@@ -23,8 +23,8 @@ _ROLLOUT = "rollout"
 def starts_at_once(plan: Plan) -> bool:
     """Return whether the rollout may start while training models load.
 
-    The experience source must allow this (`SourcePlacement.beside`). Both must run in one process, where they take turns with the
-    accelerator, or in separate pools.
+    The experience source, the plugin that provides each step's samples, must allow this (`SourcePlacement.beside`). Rollout and training
+    models must run in one process, where they take turns with the accelerator, or in separate pools of accelerators.
     """
     return bool(plan.placement.source.beside) and (plan.placement.in_process or _apart(plan))
 
@@ -40,7 +40,8 @@ def start_roles(
     """Start training models and rollout, and wait for both.
 
     If one fails, the other is still waited for, since only a started role can be closed. If both fail, the error of the training models is
-    raised. Taking turns needs file locks: on a file system without locks, the rollout starts after the training models.
+    raised. In one process, a file lock lets rollout and training models take turns with the accelerator. On a file system without locks,
+    the rollout starts after the training models.
 
     Args:
         plan: the plan of the run.

@@ -36,8 +36,8 @@ def examine_extensions(timeout: float = TIMEOUT) -> list[dict[str, Any]]:
         timeout: seconds for each examination.
 
     Returns:
-        Rows with the keys of `ROW`, and `owner`: the entry point's name with its distribution. An examination that
-        fails becomes a row with a problem.
+        A row for each thing that was examined, with the keys of `ROW` (such as `what` and `problem`) and the key `owner`: the entry
+        point's name with its distribution. An examination that fails becomes a row with a problem.
     """
     declared = default_index().extensions(GROUP)
     with ThreadPoolExecutor(max_workers=max(1, min(4, os.cpu_count() or 1))) as pool:

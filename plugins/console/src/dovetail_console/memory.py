@@ -57,8 +57,8 @@ def estimate_memory(
 
     Args:
         plan: the plan of the run.
-        card: memory of an accelerator in bytes. An engine that takes a configured share of it counts with this share, or, if `card` is
-            None, with its estimated need.
+        card: memory of an accelerator in bytes. A rollout engine that is configured to take a share of the accelerator counts
+            with this share of `card`. If `card` is None, the engine counts with its estimated need.
         measured: a cache of measurements, read and extended here, because an engine may run a model to measure its memory.
 
     Raises:

@@ -103,7 +103,7 @@ class EpisodeConversation(Conversation):
     Args:
         config: the config, with the sampling parameters.
         tokenizer: a tokenizer with a chat template.
-        episodes: the episodes of the config's agent loop.
+        episodes: runs episodes of the config's agent loop.
     """
 
     def __init__(self, config: RunConfig, tokenizer: Tokenizer, episodes: Episodes) -> None:

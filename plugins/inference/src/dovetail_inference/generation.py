@@ -164,7 +164,7 @@ def generate(
 
 
 async def answer(pool: RolloutPool, request: RolloutRequest) -> list[Completion]:
-    """Generate and return every sample of a request, in the order of the request's streams."""
+    """Generate and return every sample of a request, in the order of `request.streams`, which has one random stream for each sample."""
     async with aclosing(pool.submit(request)) as completions:
         return sorted([c async for c in completions], key=lambda c: c.sample)
 

@@ -268,7 +268,12 @@ class RunFigure:
 
 
 def beside_the_run(run: RunDirectory, step: int, metrics: Mapping[str, float]) -> list[RunFigure]:
-    """Return the metrics over all prompts of the run's validation after a step, each with the server's value.
+    """Compare the server's metrics with the run's own validation after a step; return one result for each metric over all prompts.
+
+    Args:
+        run: the run that trained the model.
+        step: the training step after which the run validated.
+        metrics: the server's metrics, by name.
 
     Raises:
         ConfigError: the run has no validation after the step, or `metrics` lacks one of its metrics.

@@ -55,10 +55,10 @@ def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A Python environment named in `runtime.environments` is missing or unfit for its role, or this machine has too few accelerators for the pools of
-    `runtime`.
+    """The Python environment of a role is missing or unfit, or this machine has too few accelerators for the pools of `runtime`.
 
-    The finding is a warning, since the run may take place on another machine. On the run's machine, the same problem is an error.
+    `runtime.environments` names the environments. The finding is a warning, since the run may take place on another machine. On the run's
+    machine, the same problem is an error.
     """
     if plan is None:
         return

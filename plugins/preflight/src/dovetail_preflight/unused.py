@@ -28,7 +28,7 @@ _MISSPELT = 0.8
 
 
 def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of the critic are set, but nothing requires values: the run has no critic, and the keys have no effect."""
+    """Keys of the critic are set, but no plugin reads the column `values`: the run has no critic, and the keys have no effect."""
     if plan is None or has_critic(plan):
         return
     keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]

@@ -8,22 +8,25 @@ from dovetail.interfaces import PlanFacts, SelectedPlugin
 
 
 def correction_of(facts: PlanFacts) -> SelectedPlugin | None:
-    """Return the rollout correction; None if none is configured."""
+    """Return the rollout correction; None if none is configured.
+
+    A rollout correction weights or rejects tokens by the ratio of the training policy to the rollout policy.
+    """
     return facts.plugins.get("algorithm.rollout_correction")
 
 
 def rollout_is_old(facts: PlanFacts) -> bool:
     """Return whether the rollout's log-probabilities serve as `old_log_probs`.
 
-    True if the rollout correction has mode `bypass`; or if there is no correction, and samples may come from older weights than the
-    trainer's.
+    True if the rollout correction has mode `bypass`, which takes the rollout policy as the old policy. Also true if there is no correction,
+    and samples may come from older weights than the trainer's.
     """
     mode = _mode(facts)
     return mode == "bypass" or (mode == "disabled" and facts.age > 0)
 
 
 def corrects_before(facts: PlanFacts) -> bool:
-    """Return whether the rollout correction is computed over the whole batch, before the first update."""
+    """Return whether the rollout correction's weights and rejections are computed over the whole batch, before the first update."""
     correction = correction_of(facts)
     if correction is None or _mode(facts) != "decoupled":
         return False
@@ -32,7 +35,7 @@ def corrects_before(facts: PlanFacts) -> bool:
 
 
 def corrects_within(facts: PlanFacts) -> bool:
-    """Return whether the rollout correction is computed in every micro-batch, from the current log-probabilities."""
+    """Return whether the rollout correction's weights and rejections are computed in every micro-batch, from current log-probabilities."""
     return _mode(facts) != "disabled" and not corrects_before(facts)
 
 

@@ -32,7 +32,10 @@ class FollowActor(Stage):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, FollowSection]:
-        """Return how each role follows the actor; the reference is left out if nothing requires its log-probabilities."""
+        """Return, for each role whose weights follow the actor's, the config section that says how.
+
+        The reference is left out if nothing requires its log-probabilities.
+        """
         own = facts.config
         found = {role: s.update for role, s in own.roles.items() if s.update is not None}
         if own.ref.update is not None and "ref_log_probs" in facts.required:

@@ -20,7 +20,8 @@ def forward(
         batch: N samples; see `TrainEngine.forward`.
         step: the running step.
         role: the role of the model.
-        columns: new column → the engine's output for it, by name, or as a spec if the caller chooses the output's size.
+        columns: each new column's name → the engine's output that the column gets. The output is given by name, or as a spec if the
+            caller chooses the output's size.
 
     Raises:
         PluginBrokenError: the engine did not return these columns over response tokens; checked in the first step only.

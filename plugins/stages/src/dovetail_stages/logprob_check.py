@@ -117,13 +117,14 @@ class LogProbComparison:
     """The result of the log-probability check.
 
     Attributes:
-        level: `ok`; `warn` or `stop` if the difference is above the bound `warn_above` or `stop_above`.
-        metrics: `logprob_check/prob_diff_mean` and `_max` of |p_train − p_rollout|; `logprob_check/log_prob_diff_mean` of
-            log p_rollout − log p_train; `logprob_check/correlation` of the two probabilities (Pearson); `logprob_check/tokens`.
-            Also `logprob_check/raw_prob_diff_mean` if there are raw log-probabilities, `logprob_check/unexplained_diff_mean` if
-            sampling is truncated, and `logprob_check/stale_tokens` if versions are checked.
-        cause: the cause of the difference; None if there is no difference. At level `ok` the cause is `sampling_transform`:
-            the configured truncation explains the whole difference.
+        level: `stop` if the difference is above the bound `stop_above`, or a log-probability is not finite and this bound is set; `warn` if
+            the difference is above `warn_above`, a token is stale, or a log-probability is not finite; else `ok`.
+        metrics: by name, each with the prefix `logprob_check/`. `prob_diff_mean` and `prob_diff_max` are of |p_train − p_rollout|.
+            `log_prob_diff_mean` is of log p_rollout − log p_train. `correlation` is Pearson's, between the two probabilities. `tokens` is
+            the number of compared tokens. Three metrics may be absent: `raw_prob_diff_mean` needs log-probabilities of the engine's full
+            softmax, `unexplained_diff_mean` needs top-p or top-k, and `stale_tokens` needs a check of weight versions.
+        cause: the cause of the difference; None if the level is `ok` and the difference is within `warn_above` without any allowance. At
+            level `ok` the cause is otherwise `sampling_transform`: top-p or top-k explains the difference.
         message: the full message; empty if there is no cause.
         hint: the fix.
         sample_ids: the samples that differ most; empty at level `ok`.

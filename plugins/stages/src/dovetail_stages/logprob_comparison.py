@@ -26,13 +26,13 @@ class Comparison:
     stale_K: np.ndarray
     """bool; True for tokens of another weight version than the trainer's."""
     beyond_K: np.ndarray
-    """log p_rollout − log p_train beyond what truncation may add."""
+    """log p_rollout − log p_train, minus the part that top-p or top-k can explain."""
     gap_K: np.ndarray
     """|p_train − p_rollout|."""
     unexplained_K: np.ndarray
-    """|p_train − p_rollout| beyond what truncation may add."""
+    """|p_train − p_rollout| after top-p or top-k is allowed for: p_train is first raised by as much as they can explain."""
     raw_gap_K: np.ndarray | None
-    """|p_train − p_raw|."""
+    """|p_train − p_raw|, where log p_raw is `raw_K`; None if `raw_K` is."""
     temperature_N: np.ndarray | None
     """The temperature by which the trainer divided each sample's logits."""
     truncated: bool
@@ -101,7 +101,10 @@ class Comparison:
         return float(np.corrcoef(one_K, other_K)[0, 1])
 
     def worst_rows(self) -> np.ndarray:
-        """Return the rows of the samples that differ, int64 [M], by descending mean difference of their tokens; a stale token adds 1."""
+        """Return the rows of the samples that differ between rollout and trainer, int64 [M], the worst sample first.
+
+        Samples are ordered by the mean of `judged_K` over their tokens, to which each stale token adds 1.
+        """
         if not len(self.row_K):
             return np.empty(0, np.int64)
         badness_K = self.judged_K + self.stale_K

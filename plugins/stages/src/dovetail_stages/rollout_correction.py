@@ -10,9 +10,9 @@ from dovetail_stages.numerics.rollout_correction import correct_batch
 
 
 class CorrectRollout(Stage):
-    """Computes token weights and rejects tokens, before the first update.
+    """Computes importance weights of training over rollout policy, and rejects tokens where these policies differ too much.
 
-    Both need the whole batch: rejection changes the loss's denominators, and normalising needs every weight.
+    Runs over the whole batch, before the first update: rejection changes the loss's denominators, and normalising needs every weight.
     """
 
     name = "rollout_correction"

@@ -141,7 +141,7 @@ def plan(
 
 
 def render_note(note: PlanNote) -> None:
-    """Print a note of the experience source, and the limitations that the note states."""
+    """Print a note on the plan, such as one of the experience source or of `--fit`, and then the note's warnings."""
     for line in note.text.splitlines():
         rendering.line(line)
     for warning in note.warnings:
@@ -149,7 +149,13 @@ def render_note(note: PlanNote) -> None:
 
 
 def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> None:
-    """Print the memory use of the fullest phase of a step by purpose, and of the other phases; or why the use is unknown."""
+    """Print the memory use of each phase of a step, with the fullest phase divided by purpose.
+
+    Args:
+        memory: the memory use; None if it is unknown.
+        where: the label of the first line, such as `memory`.
+        unknown: the reason why the use is unknown, printed if `memory` is None.
+    """
     if memory is None:
         rendering.line(f"{where}: not known: {unknown}")
         return

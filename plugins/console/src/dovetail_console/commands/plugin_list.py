@@ -26,7 +26,8 @@ _COUNTED = ("preset", "rollout_correction")
 def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool) -> None:
     """List the installed plugins by kind; with KIND, list the plugins of one kind with state, interface and capabilities.
 
-    Presets and rollout corrections are only counted unless KIND names them. No plugin is imported; `dovetail doctor` imports them.
+    Of presets and rollout corrections, only the number is shown unless KIND names them. No plugin is imported;
+    `dovetail doctor` imports them.
     If KIND is preflight, list the rules that check a config before step 1.
     """
     if kind == "preflight":

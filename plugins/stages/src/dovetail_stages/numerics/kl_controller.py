@@ -15,7 +15,7 @@ LARGEST_ERROR = 0.2
 
 
 class FixedKl(KlController):
-    """A KL weight that never moves: the factor is 1, whatever the KL."""
+    """A constant KL weight: the controller multiplies the configured weight by 1, whatever the KL."""
 
     name = "fixed"
     api = ">=1.0,<2"

@@ -40,7 +40,9 @@ def prepare_mini_batch(
     reduction: Reduction,
     also: Collection[str] = (),
 ) -> tuple[Batch, Mapping[str, float]]:
-    """Return the prepared mini-batch, with only the columns that micro-batches need, and its denominators; every rank must make this call.
+    """Return the prepared mini-batch, and the denominators by which sums over it are divided; every rank must make this call.
+
+    The prepared mini-batch has only the columns that micro-batches need.
 
     Args:
         goal: the objective, built from the spec.

@@ -45,8 +45,8 @@ class Criterion:
     """A condition that a token must meet to keep its loss.
 
     With the importance ratio r = π_train / π_rollout, the divergence of a token is k1 = −log r, k2 = ½ (log r)² or
-    k3 = r − 1 − log r. The level `token` judges each token alone. The levels `seq_sum`, `seq_mean` and `seq_max` judge the sum, mean or worst over a sample's
-    masked-in tokens, and reject the whole sample.
+    k3 = r − 1 − log r. The level `token` judges each token alone. The other levels judge a sample by its masked-in tokens' sum
+    (`seq_sum`), mean (`seq_mean`) or worst divergence (`seq_max`), and reject the whole sample.
     """
 
     level: Level

@@ -24,12 +24,22 @@ PREFIX = "rollout_corr/"
 def divergence_metrics(inputs: CorrectionInputs) -> dict[str, Metric]:
     """Return metrics of how far the training policy is from the rollout policy, before any correction.
 
-    With r = π_train / π_rollout, means over masked-in tokens: `kl` of −log r, `k3_kl` of r − 1 − log r, `chi2_token` of
-    r² − 1, `prob_diff_mean` of |π_train − π_rollout|; `prob_diff_max` is the maximum. Means over samples with such
-    tokens: `training_ppl` and `rollout_ppl` of exp(−mean log π), `training_log_ppl` and `rollout_log_ppl` of their
-    logarithms, `log_ppl_diff` of the logarithms' difference, `log_ppl_abs_diff` of its absolute value, `chi2_seq` of
-    (Π r)² − 1. `non_finite` counts masked-in tokens without a finite log r. A `prob_diff_mean` below 0.005 is usual;
-    above 0.01 it points to a precision problem or worse.
+    With r = π_train / π_rollout, these are means over the masked-in tokens:
+
+    - `kl`: −log r
+    - `k3_kl`: r − 1 − log r
+    - `chi2_token`: r² − 1
+    - `prob_diff_mean`: |π_train − π_rollout|; usually below 0.005, and above 0.01 a sign of a precision problem or worse
+
+    These are means over the samples with masked-in tokens:
+
+    - `training_ppl`, `rollout_ppl`: exp(−mean log π), with π_train or π_rollout as π
+    - `training_log_ppl`, `rollout_log_ppl`: the logarithms of these perplexities
+    - `log_ppl_diff`: log training_ppl − log rollout_ppl
+    - `log_ppl_abs_diff`: the absolute value of this difference
+    - `chi2_seq`: (Π r)² − 1
+
+    `prob_diff_max` is the maximum of |π_train − π_rollout|. `non_finite` counts masked-in tokens without a finite log r.
 
     Args:
         inputs: the samples' log-probabilities.
@@ -125,7 +135,7 @@ def weight_metrics(
 def rejection_metrics(
     inputs: CorrectionInputs, kept: Mapping[str, Bool[Tensor, "T"]], keep_T: Bool[Tensor, "T"]
 ) -> dict[str, Metric]:
-    """Return the shares of tokens and samples that were rejected, and of tokens by criterion.
+    """Return the shares of tokens and of samples that were rejected, and for each criterion the share of tokens that it rejects.
 
     `masked_token` is the share of masked-in tokens that lose their loss. `masked_seq` is the share of samples that lose
     a token. `masked_token/<criterion>` is the share of tokens that this criterion rejects, whatever other criteria do.

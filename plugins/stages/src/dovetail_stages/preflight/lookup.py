@@ -19,7 +19,10 @@ def kl_in_loss_of(config: RunConfig) -> KlInLossSection | None:
 
 
 def correction_of(config: RunConfig) -> Selected | None:
-    """Return the rollout correction; None if none is configured, or its mode is `disabled`."""
+    """Return the rollout correction, which weights or rejects tokens by the ratio of the training policy to the rollout policy.
+
+    None if none is configured, or its mode is `disabled`.
+    """
     correction = selected("rollout_correction", config.algorithm.rollout_correction)
     if correction is None or correction.cls.mode(correction.config) == "disabled":
         return None

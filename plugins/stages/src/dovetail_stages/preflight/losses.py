@@ -31,8 +31,8 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
 
     From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient.
     A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look normal for a while and then
-    collapse. A bypass correction supplies the missing ratio, by weighting every micro-batch with the current ratio. `actor.max_kl` limits
-    the growth, by ending a step's updates early.
+    collapse. `actor.max_kl` limits the growth, by ending a step's updates early. A rollout correction of mode `bypass` with importance
+    weights supplies the missing ratio: it weights each token by the ratio of the current policy to the rollout policy.
     """
     loss = policy_loss_of(config)
     counts = count(config, None)

@@ -132,7 +132,10 @@ def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Findin
 
 
 def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A rollout correction is configured, but the rollout engine provides no log-probabilities for it."""
+    """A rollout correction is configured, but the rollout engine returns no log-probabilities.
+
+    The correction weights or rejects tokens by the ratio of the training policy to the rollout policy, and so needs both log-probabilities.
+    """
     correction = correction_of(config)
     engine = selected("rollout", config.rollout)
     if correction is None or engine is None or not generates(config):
@@ -149,9 +152,9 @@ def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterat
 
 
 def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A correction's importance weights are never used, because the loss itself has a ratio to the rollout policy.
+    """A rollout correction's importance weights are never used, because the loss itself has a ratio to the rollout policy.
 
-    A loss such as `dppo` is anchored on the rollout policy. In bypass mode the rollout policy is the old policy, so the
+    A loss such as `dppo` is anchored on the rollout policy. In the correction's mode `bypass`, the rollout policy is the old policy, so the
     ratio of a loss such as PPO's is already the correction. Weights would then correct a second time, so they are left
     out, and only rejection acts.
     """
