@@ -80,7 +80,7 @@ class ProgramFolder:
 
     Args:
         base: the parent of all programs' folders.
-        session: the session of the episode.
+        session: the first session (token sequence) of the episode, with the prompt.
         config: the config of the agent loop.
     """
 

@@ -90,7 +90,9 @@ class Output:
 
 
 def watch(child: int, output: Output, statuses: dict[int, int], max_processes: int) -> str | None:
-    """Wait until a child has ended and return None, or return the limit that the child exceeds.
+    """Wait until a child process has ended, exceeds a limit, or standard input is closed.
+
+    Return None if the child has ended, else the reason to kill it: `closed` (standard input), `output` or `processes` (limits).
 
     Args:
         child: the child's process id.

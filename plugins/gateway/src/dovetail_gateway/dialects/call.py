@@ -67,7 +67,7 @@ class ModelAnswer:
     finish: str = "stop"
     """The finish reason: `stop`, `length` or `tool_calls`."""
     stopped_by: str | None = None
-    """The string among `stop` that ended the answer."""
+    """The one of the call's stop strings that ended the answer, if any."""
     prompt_tokens: int
     tokens: int
     """The number of tokens that the policy produced."""
