@@ -55,8 +55,8 @@ class TrackedRun:
 class BackgroundTracker(Tracker):
     """Base of this package's trackers. A subclass writes to a library, in the tracker's own thread.
 
-    Hooks append log calls to a queue and return. A failing call is reported once and retried. If the queue is full, further calls are
-    dropped. `close` waits for the queued calls, until `close_seconds` after the end of the run.
+    The methods that the run calls, such as after a step, append log calls to a queue and return. A failing call is reported once and
+    retried. If the queue is full, further calls are dropped. `close` waits for the queued calls, until `close_seconds` after the run's end.
 
     `trackers/NAME.json` in the run directory stores the id of the run in the library and the last logged step of each metric. A resumed run
     uses the file to skip values that were logged before.
