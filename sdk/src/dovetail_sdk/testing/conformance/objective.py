@@ -30,7 +30,10 @@ SINGLE = {"single": [[row] for row in range(8)]}
 
 
 class ObjectiveCases(PluginConformance):
-    """Base of the suites of objectives and policy losses. Its tests check that micro-batches and ranks don't change an update."""
+    """Base of the suites of objectives and policy losses.
+
+    Its tests check that the split into micro-batches and ranks doesn't change an update.
+    """
 
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""

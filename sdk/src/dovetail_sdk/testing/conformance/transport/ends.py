@@ -107,7 +107,7 @@ class EndsOfATransport(PluginConformance):
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each name with a copy of its tensor, of the same shape. A copy is made only when requested, as a trainer gathers weights."""
+        """Yield each name with a copy of its tensor, of the same shape. A copy is made when requested, as a trainer gathers weights."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 
