@@ -74,7 +74,9 @@ class ProgramLoop(AgentLoop):
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Start the parser, the processes of the placement, and, on a configured port, the gateway, so that errors appear before step 1.
+        """Start the parser, the processes of `placement`, and, if its port is configured, the gateway (the HTTP server for calls).
+
+        Errors thus appear before step 1.
 
         Raises:
             ConfigError: the command names no program.

@@ -52,7 +52,7 @@ class ModelCall:
     log_probs: bool = False
     stream: bool = False
     unapplied: tuple[str, ...] = ()
-    """The fields of the call without effect: the run's config decides sampling, and the form of an answer is not enforced."""
+    """Names of the call's fields that have no effect: the run's config decides sampling, and the form of an answer is not enforced."""
     body: Mapping[str, Any] = attrs.field(factory=dict)
     """The body of the request, as it was sent."""
 
