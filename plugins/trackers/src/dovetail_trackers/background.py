@@ -49,7 +49,7 @@ class TrackedRun:
     config: Mapping[str, Any]
     """The resolved config as in `config.yaml`, without values from environment variables."""
     files: tuple[Path, ...]
-    """Paths of the config, the plugin lock file and the plan."""
+    """Files of the run to store in the library: the config, the plugin lock file and the plan."""
 
 
 class BackgroundTracker(Tracker):
