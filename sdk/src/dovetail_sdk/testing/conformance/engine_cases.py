@@ -46,7 +46,7 @@ class EngineCases(PluginConformance):
         head: Literal["lm", "value"] = "lm",
         **optim: Any,
     ) -> TrainEngine:
-        """Start a float32 engine: an actor for the head "lm", a critic for "value". `budget` is the maximum of tokens per micro-batch."""
+        """Start a float32 engine: an actor for the head "lm", a critic for "value". `budget`: maximum tokens per micro-batch."""
         transport = make_plugin(
             PluginRef(kind="weight_transport", name="in_process"), PluginContext()
         )
