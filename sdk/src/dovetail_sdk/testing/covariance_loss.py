@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CovarianceLoss(PolicyLoss):
-    """Policy-gradient loss with an entropy bonus that drops tokens with a positive covariance of advantage and log-probability.
+    """Policy-gradient loss with an entropy bonus, without tokens whose advantage and log-probability covary positively.
 
     With advantage A, entropy H and l = log π_old, the loss of a token is −(A log π + H / 100). The loss is 0 for tokens with
     (A − Ā)(l − l̄) > 0, where Ā and l̄ are means over the mini-batch.

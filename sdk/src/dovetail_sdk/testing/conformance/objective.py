@@ -47,7 +47,7 @@ class ObjectiveCases(PluginConformance):
     def mini_batch(self, seed: int) -> Batch:
         """Return eight samples with the columns that the objective requires.
 
-        Samples 2k and 2k + 1 stay in one micro-batch. The suite separates them only if the objective treats every sample by itself.
+        Samples 2k and 2k + 1 stay in one micro-batch, except in tests of objectives that treat every sample by itself.
         """
         raise NotImplementedError
 
