@@ -34,7 +34,7 @@ def is_command(_config: Any, _attribute: Any, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class ProgramPlacement:
-    """Settings of the processes, started by the run's runtime such as Ray, in which the episodes' programs run."""
+    """Settings of the processes in which the episodes' programs run. The run's runtime, such as Ray, starts these processes."""
 
     workers: int = attrs.field(validator=_COUNT)
     """The number of processes. They are spread over the machines and start before step 1; programs are distributed evenly."""
