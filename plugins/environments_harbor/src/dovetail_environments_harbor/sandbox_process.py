@@ -63,7 +63,7 @@ for line in channel[0]:
 
 
 def main(descriptor: int, limits: dict[str, int]) -> None:
-    """Run the shell commands that arrive on a socket in the sandbox, until the socket is closed or a limit is reached.
+    """Run shell commands, received from a socket, in the sandbox until the socket is closed or a limit is reached.
 
     Exit with the reason on standard error if the shell fails.
 
