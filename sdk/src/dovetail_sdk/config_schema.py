@@ -22,7 +22,7 @@ from dovetail.sections import PluginSection
 
 
 def config_schema(config: type[PluginSection]) -> dict[str, Any]:
-    """Return the schema of a Config class, `{"doc", "fields"}`, without the fields that select a plugin.
+    """Return the schema of a Config class, `{"doc", "fields"}`, without the fields that select a plugin (`name`, `path`, `attribute`).
 
     Raises:
         PluginError: a field has no docstring.

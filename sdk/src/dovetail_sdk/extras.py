@@ -12,7 +12,7 @@ _TORCH = {"torch", "transformers", "PIL", "jaxtyping", "dovetail_rollouts", "dov
 
 
 def naming_the_extra(load: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Wrap a module's lazy `__getattr__` so that the error for a missing package names the extra to install."""
+    """Wrap a module's lazy `__getattr__` so that the error for a missing package names the pip extra to install, `dovetail-sdk[torch]`."""
 
     def get(name: str) -> Any:
         try:

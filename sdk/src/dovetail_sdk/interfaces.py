@@ -73,7 +73,7 @@ def read() -> dict[str, Any]:
 
 
 def write() -> Path:
-    """Write the description from the current classes.
+    """Write the description of every plugin interface, derived from the imported classes, and return the file's path.
 
     Raises:
         PluginError: an interface changed without the required version bump; the message lists every such change.

@@ -46,7 +46,8 @@ class EpisodeOutcomeConfig(PluginSection):
         default=("no_answer", "unreadable_call", "turns", "tokens"),
         validator=attrs.validators.min_len(1),
     )
-    """Outcomes whose episodes are dropped or masked."""
+    """Conditions under which an episode is dropped or masked; the table of `episode_outcome` explains each. `turns`, `tokens` and `calls`:
+    the episode reached or exceeded this limit."""
     answer: str = attrs.field(default=r"\S", validator=_pattern)
     """Regular expression that is searched for in a turn's text: a turn without a match is not an answer."""
     action: Literal["drop", "mask"] = "drop"

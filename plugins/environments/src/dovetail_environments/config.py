@@ -53,12 +53,13 @@ class WorkerSection(EnvironmentSection):
 
 @attrs.frozen(kw_only=True)
 class ProgramEnvironmentConfig(WorkerSection):
-    """Settings of `program`, an environment in a Python file or in any command that follows the worker protocol."""
+    """Settings of `program`, an environment in a Python file, or in a command that answers requests in lines of JSON."""
 
     file: str | None = None
     """A Python file with the functions `tasks` and `episode`, run by the interpreter `python`."""
     command: str | None = attrs.field(default=None, validator=_COMMAND, metadata={VERBATIM: True})
-    """A command, instead of `file`, that reads and writes the protocol's lines of JSON, such as `docker run --rm -i --network host IMAGE`.
+    """A command, instead of `file`, that reads requests and writes answers as lines of JSON, such as
+    `docker run --rm -i --network host IMAGE`.
     """
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     """Settings passed to the file's functions or to the command."""

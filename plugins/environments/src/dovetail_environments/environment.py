@@ -36,15 +36,16 @@ class EpisodeScore:
     reward: float
     """The reward of the episode, finite in float32."""
     parts: Mapping[str, float] = attrs.field(factory=dict)
-    """Parts of the reward or other finite numbers of the episode, by name; the metric `reward/components/ENVIRONMENT/NAME` is their mean.
+    """Parts of the reward or other finite numbers of the episode, by name. The metric `reward/components/ENVIRONMENT/NAME` is the mean
+    over episodes.
     """
 
 
 class EnvironmentEpisode(ABC):
-    """One episode, as its environment sees it.
+    """The episode that `Environment.run` gets: its token sequence, and the means to call the policy.
 
     Attributes:
-        session: the session, through which the policy produces turns and sees the environment's messages.
+        session: the token sequence of the episode, with methods to generate a turn of the policy and to append messages for the policy.
     """
 
     session: Session

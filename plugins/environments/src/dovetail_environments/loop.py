@@ -86,7 +86,7 @@ class EnvironmentsLoop(AgentLoop):
         self._reader: TurnReader
 
     def start(self) -> None:
-        """Start the environments, and the gateway if the config sets its port; otherwise the gateway starts at its first use.
+        """Start the environments and, if the config sets its port, the gateway (the HTTP server for calls of the policy).
 
         Raises:
             DovetailError: the parser or an environment can't be loaded or lacks a package, or the port is taken.
@@ -135,7 +135,7 @@ class EnvironmentsLoop(AgentLoop):
         return made(name, section, self.context)
 
     def gateway(self) -> Gateway:
-        """Return the gateway, which starts at the first use unless the config sets its port."""
+        """Return the gateway, the HTTP server for calls of the policy; start it if it is not running."""
         if self._gateway is None:
             self._gateway = Gateway(self.config, self.config.host or "127.0.0.1")
         return self._gateway

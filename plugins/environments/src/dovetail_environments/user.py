@@ -29,7 +29,9 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let policy and user talk until the user is satisfied or not, or the limit of turns is reached; return the reward and its parts.
+    """Let policy and user talk until the user is satisfied or not, or the limit of turns is reached.
+
+    Return `reward` and its components `parts`.
 
     Raises:
         RuntimeError: the user's model does not answer.

@@ -63,7 +63,14 @@ for line in channel[0]:
 
 
 def main(descriptor: int, limits: dict[str, int]) -> None:
-    """Run the shell until the socket is closed or a limit is reached; if it can't start, print the reason to standard error."""
+    """Run shell commands, received from a socket, in the sandbox until the socket is closed or a limit is reached.
+
+    Exit with the reason on standard error if the shell fails.
+
+    Args:
+        descriptor: the file descriptor of the socket.
+        limits: the fields of ProgramLimits.
+    """
     with socket.socket(fileno=descriptor) as channel, Sandbox(folders=FOLDERS) as sandbox:
         result = sandbox.run(Program(source=_SHELL, channel=channel), ProgramLimits(**limits))
     if not result.ok:

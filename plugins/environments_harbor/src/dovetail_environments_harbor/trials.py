@@ -49,7 +49,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Let the policy work on a task, and return the reward and its parts, from the task's tests.
+    """Let the policy work on a task, and return the `reward` of the task's tests and the reward components `parts`.
 
     Raises:
         RuntimeError: Harbor recorded an error.

@@ -178,7 +178,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Run an episode of a task, and return the environment's reward and its parts.
+    """Run an episode of a task, and return the environment's `reward` and the reward components `parts`.
 
     Raises:
         RuntimeError: the server has failed, or gave no reward.

@@ -25,7 +25,7 @@ def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str
 
 
 def episode(_settings: dict[str, Any], task: dict[str, Any], model: Any) -> dict[str, Any]:
-    """Play a game, and return the policy's reward and its parts."""
+    """Play a game, and return the policy's `reward` and the reward components `parts`."""
     game, messages, turns = Game(task), list[dict[str, str]](), 0
     shown = game.until_own_move()
     while shown is not None:

@@ -34,7 +34,7 @@ def is_command(_config: Any, _attribute: Any, value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class ProgramPlacement:
-    """Settings of the runtime's processes that run programs."""
+    """Settings of the processes in which the episodes' programs run. The run's runtime, such as Ray, starts these processes."""
 
     workers: int = attrs.field(validator=_COUNT)
     """The number of processes. They are spread over the machines and start before step 1; programs are distributed evenly."""
@@ -87,15 +87,16 @@ class ProgramConfig(GatewaySection):
     """Source of the episode's score. reward: the reward function, which finds the content of the program's output file in the trajectory.
     output: the number `reward` in the output file. exit_status: 1 for exit status 0, else 0. The last two need reward.function=episode."""
     row: tuple[RowField, ...] = ("prompt", "data_source", "extra_info")
-    """Fields of the row that the program gets. Add `ground_truth` only if needed: a policy that runs commands can read it."""
+    """Fields of the episode's dataset row that are passed to the program. Add `ground_truth` only if needed: a policy that runs
+    commands can read it."""
     environment: Mapping[str, str | None] = attrs.field(factory=dict, metadata={VERBATIM: True})
     """Environment variables of the program in addition to the run's; null removes a variable, such as a token that is not needed."""
     concurrency: int | None = attrs.field(default=None, validator=attrs.validators.optional(_COUNT))
     """Maximum concurrent programs; further episodes wait. Absent: four for each processor that this process may use or that
     `placement` reserves, since programs wait for the policy most of the time."""
     placement: ProgramPlacement | None = None
-    """Placement of programs in processes that runtime.name=ray starts on machines with free CPUs. Absent: programs run beside the run's
-    process.
+    """Placement of programs in processes that runtime.name=ray starts on machines with free CPUs. Absent: programs run on
+    the machine of the run's main process.
     """
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """Seconds that the program may take while none of its calls is being answered; an episode that takes longer fails and has no score."""

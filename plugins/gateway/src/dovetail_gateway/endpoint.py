@@ -33,12 +33,12 @@ class EpisodeEndpoint:
     """Answers the calls of one episode with the policy. All methods run on the event loop of the episodes.
 
     Args:
-        session: the session with which the episode begins.
+        session: the first session of the episode; a session is one token sequence, of prompts and the policy's turns.
         config: the config of the agent loop.
         reader: the reader that parses turns.
 
     Attributes:
-        session: the session with which the episode begins.
+        session: the first session of the episode.
         loop: the event loop of the episodes.
         ended: the limit that the episode reached, or None.
         fault: the error that failed the episode, or None.
@@ -114,7 +114,7 @@ class EpisodeEndpoint:
         return earlier in self._responses if earlier else self._sequences.find(call)[0] is not None
 
     def refused(self, code: str) -> None:
-        """Count a refused call."""
+        """Count a refused call in the episode's metrics, by the name of its error."""
         self.session.count(f"refused_calls/{code}")
 
     def _refusal(self, error: Exception) -> ApiError:
@@ -228,12 +228,12 @@ class EpisodeEndpoint:
         return answer
 
     def reward(self, value: float) -> None:
-        """Reward the latest turn, if any; an episode without turns fails anyway."""
+        """Add `value` to the reward of the latest turn. Without turns, do nothing, since such an episode fails."""
         if self._latest is not None:
             self._latest.reward(value)
 
     async def close(self) -> None:
-        """Cancel running calls, and count the prompt tokens of the episode."""
+        """Cancel running calls, and add the number of prompt tokens to the episode's metrics."""
         self.closing.set()
         running = list(self._running)
         for task in running:

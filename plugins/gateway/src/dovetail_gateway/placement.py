@@ -15,7 +15,7 @@ from dovetail_gateway.program import ProgramEnd, ProgramRun, run_program
 
 
 class PlacedPrograms:
-    """The processes that run programs; each program runs in the process with the fewest programs.
+    """The runtime's processes in which the episodes' programs run. A new program runs in the process with the fewest programs.
 
     Args:
         runtime: the runtime that starts the processes.
@@ -38,7 +38,7 @@ class PlacedPrograms:
         self._starting = [asyncio.Lock() for _ in self._workers]
 
     async def run(self, run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
-        """Run a program, as `run_program` does.
+        """Run a program in one of the processes; return as `run_program` does.
 
         Raises:
             EpisodeError: the runtime's process was lost, or can't be restarted. The next program for this process tries to restart it.
@@ -82,7 +82,10 @@ class ProgramTask:
         self._ends: dict[str, asyncio.Event] = {}
 
     async def call(self, payload: bytes) -> bytes:
-        """Run the program in the payload and return its ProgramEnd as JSON; a payload of only a folder ends the program in that folder."""
+        """Run the program in the payload and return its ProgramEnd as JSON.
+
+        A payload with only a `folder` instead ends the program that runs in this folder, and the result is empty.
+        """
         asked = json.loads(payload)
         if len(asked) == 1:
             self._ends.get(asked["folder"], asyncio.Event()).set()

@@ -10,8 +10,8 @@ from dovetail_gateway.config import ProgramConfig
 
 
 def program_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """`program` has `score: output` or `exit_status`, but the reward function, unlike `episode`, does not read these scores; or its
-    `placement` needs processes that the runtime can't start.
+    """The agent loop `program` has `score: output` or `exit_status`, but no reward function is `episode`, which reads these scores;
+    or its `placement` needs processes that the runtime can't start.
     """
     loop, reward = config.rollout.agent_loop, config.reward
     if not isinstance(loop, ProgramConfig):

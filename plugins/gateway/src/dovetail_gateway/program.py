@@ -52,7 +52,7 @@ class ProgramEnd:
     """The end of a program: exit status, or the reason for killing the program."""
 
     status: int | None
-    """The program's exit status; None if the program was killed."""
+    """The program's exit status; None if the program was killed or could not start."""
     reason: str | None
     """Why the program was killed: `closed` (the episode ended first), `output` or `processes` (a limit was exceeded), or a system error."""
 
@@ -80,7 +80,7 @@ class ProgramFolder:
 
     Args:
         base: the parent of all programs' folders.
-        session: the session of the episode.
+        session: the first session (token sequence) of the episode, with the prompt.
         config: the config of the agent loop.
     """
 

@@ -36,12 +36,15 @@ _KEPT = 100
 class ProgramLoop(AgentLoop):
     """Agent loop that runs a program once per episode; the policy answers the program's calls to OpenAI's or Anthropic's API.
 
-    Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, by reason
-    (`parallel`, `n`, `unknown_turn`, `other_history`); `episode/prompt_tokens` of all sequences, and `episode/unique_prompt_tokens`, prompt
-    tokens in no earlier sequence; `episode/refused_calls/CODE`; `episode/abandoned_calls`, for which the program did not wait;
-    `episode/unapplied/FIELD`, calls with a field that the run's config overrides.
-
     A call whose messages continue an existing sequence is a further turn of this sequence. Any other call begins a new sequence.
+
+    Metrics are means over episodes: `episode/model_calls`; `episode/further_sequences/WHY`, sequences after the first, by reason;
+    `episode/prompt_tokens` of all sequences, and `episode/unique_prompt_tokens`, prompt tokens in no earlier sequence;
+    `episode/refused_calls/CODE`; `episode/abandoned_calls`, for which the program did not wait; `episode/unapplied/FIELD`, calls with a
+    field that the run's config overrides.
+
+    The reason WHY is `parallel` if the sequence was answering another call, `n` for the further answers of a call that asks for several,
+    `unknown_turn` if the call has an assistant turn that neither the policy nor the dataset row wrote, and `other_history` otherwise.
 
     In a config:
 
@@ -71,7 +74,9 @@ class ProgramLoop(AgentLoop):
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Start the parser, the processes of the placement, and, on a configured port, the gateway, so that errors appear before step 1.
+        """Start the parser, the processes of `placement`, and, if its port is configured, the gateway (the HTTP server for calls).
+
+        Errors thus appear before step 1.
 
         Raises:
             ConfigError: the command names no program.

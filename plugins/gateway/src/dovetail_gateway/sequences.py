@@ -30,7 +30,7 @@ class ServedSequence:
     calls: Sequence[MessageCall] = ()
     """Tool calls of the sequence's latest turn."""
     produced: Message | None = None
-    """The latest turn as a message, from which the turn is rendered again; None if the turn's text is used."""
+    """The latest turn as a message, for rendering the conversation with the chat template; None to render the turn's text instead."""
     asked: bool = True
     """Whether the sequence ends with a call's messages, so that the policy answers next."""
     busy: bool = False
@@ -51,7 +51,7 @@ class EpisodeSequences:
     """The sequences of an episode. Each call of the program continues or begins one.
 
     Args:
-        session: the session with which the episode begins.
+        session: the first session (token sequence) of the episode.
         encoder: the encoder of the run's chat template.
     """
 

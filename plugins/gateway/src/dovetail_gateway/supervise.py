@@ -34,8 +34,9 @@ def main(command: list[str], log: str, max_bytes: int, max_processes: int) -> di
         max_processes: the limit of concurrent processes.
 
     Returns:
-        `status`: the command's exit status, negative for a signal, None if this function killed the command. `reason`: why the command
-        was killed: `closed`, `output`, `processes`, or an error of the system.
+        `status`: the command's exit status, negative for a signal; None if the command was killed by this function or could not start.
+        `reason`: why there is no status: `closed` (standard input was closed), `output` or `processes` (a limit was exceeded), or the
+        error of the system; None if there is a status.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # adopts the program's orphans, so that none is lost
     reading, writing = os.pipe()
@@ -90,7 +91,9 @@ class Output:
 
 
 def watch(child: int, output: Output, statuses: dict[int, int], max_processes: int) -> str | None:
-    """Wait until a child has ended and return None, or return the limit that the child exceeds.
+    """Wait until a child process has ended, exceeds a limit, or standard input is closed.
+
+    Return None if the child has ended, else the reason to kill it: `closed` (standard input), `output` or `processes` (limits).
 
     Args:
         child: the child's process id.

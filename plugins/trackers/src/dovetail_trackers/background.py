@@ -49,14 +49,14 @@ class TrackedRun:
     config: Mapping[str, Any]
     """The resolved config as in `config.yaml`, without values from environment variables."""
     files: tuple[Path, ...]
-    """Paths of the config, the plugin lock file and the plan."""
+    """Files of the run to store in the library: the config, the plugin lock file and the plan."""
 
 
 class BackgroundTracker(Tracker):
     """Base of this package's trackers. A subclass writes to a library, in the tracker's own thread.
 
-    Hooks append log calls to a queue and return. A failing call is reported once and retried. If the queue is full, further calls are
-    dropped. `close` waits for the queued calls, until `close_seconds` after the end of the run.
+    The methods that the run calls, such as after a step, append log calls to a queue and return. A failing call is reported once and
+    retried. If the queue is full, further calls are dropped. `close` waits for the queued calls, until `close_seconds` after the run's end.
 
     `trackers/NAME.json` in the run directory stores the id of the run in the library and the last logged step of each metric. A resumed run
     uses the file to skip values that were logged before.

@@ -106,6 +106,7 @@ class AlertsConfig(PluginSection):
     on: tuple[Event, ...] = get_args(Event)
     """Events that cause an alert. `warning`: the start of a warning from docs/diagnosis.md, such as a collapse of entropy or reward."""
     stall_seconds: float = attrs.field(default=1800.0, validator=attrs.validators.gt(0))
-    """Seconds without a phase, a step or a metric after which the run counts as stalled; set it above the longest phase."""
+    """Seconds after which the run counts as stalled if no step and no phase of a step (such as rollout) started and no metric was logged.
+    Set it above the longest phase."""
     timeout: float = attrs.field(default=10.0, validator=[attrs.validators.gt(0), _someone])
     """Seconds for one call of the command or the webhook, and for all waiting alerts at the end of the run."""

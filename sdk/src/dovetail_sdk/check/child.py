@@ -43,7 +43,7 @@ class Answers:
         self._file.flush()
 
     def check(self, name: str, act: Callable[[], Any]) -> Any:
-        """Run a check, write its result, and return its value, or None if the check failed."""
+        """Call `act`, write whether it passed, failed or was skipped, and return its value; None unless it passed."""
         self.write(start=name)
         outcome, message, hint, result = "passed", None, None, None
         try:

@@ -27,7 +27,11 @@ class Fact:
 
 
 def facts_of(entry: PluginEntry, cls: type[Plugin]) -> dict[str, Fact]:
-    """Return the facts `typed`, `documented` and `lazy`, which a plugin's quality tier requires besides passing tests."""
+    """Return the conditions of a plugin's quality tier other than passing tests, by name.
+
+    `typed`: the package ships type annotations (py.typed). `documented`: the classes and their public methods have docstrings. `lazy`:
+    importing the module of the plugin's config imports no heavy package, such as torch.
+    """
     return {
         "typed": _typed(entry),
         "documented": _documented(cls, entry),

@@ -16,8 +16,8 @@ def settings_of(suite: type) -> dict[str, Any]:
     """Return the settings of a suite that differ from the default suite of the plugin's kind, as JSON values.
 
     Returns:
-        `config`, the config fields that differ from their defaults (None if a test makes the config), and the suite's own
-        attributes, such as `tolerance`.
+        `config`, the config fields that differ from their defaults, and the suite's own attributes, such as `tolerance`. `config` is
+        None if the suite's `make_config` works only inside a test.
     """
     plain = next(base for base in suite.__mro__ if "kind" in vars(base))
     own: dict[str, Any] = {}

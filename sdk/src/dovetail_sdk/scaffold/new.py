@@ -196,7 +196,10 @@ def requirements_of(kind: str) -> list[str]:
 
 
 def tidy(directory: Path, places: Sequence[Path]) -> None:
-    """Run ruff's import sorting and formatter on files and folders of a package: names change line breaks. Do nothing without ruff."""
+    """Apply ruff's formatter and import sorting to files and folders of a package; do nothing if ruff is not installed.
+
+    Formatting is needed because the length of the plugin's name changes the line breaks of the templates.
+    """
     if importlib.util.find_spec("ruff") is None:
         return
     for command in (("check", "--fix-only", "--select", "I"), ("format",)):

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 
 class CovarianceLoss(PolicyLoss):
-    """L = −(A log π + H / 100) on tokens whose (A − Ā)(l − l̄) is not above 0, and 0 on other tokens.
+    """Policy-gradient loss with an entropy bonus, without tokens whose advantage and log-probability covary positively.
 
-    A is the advantage, H the entropy, l = log π_old, and Ā and l̄ are means over the mini-batch.
+    With advantage A, entropy H and l = log π_old, the loss of a token is −(A log π + H / 100). The loss is 0 for tokens with
+    (A − Ā)(l − l̄) > 0, where Ā and l̄ are means over the mini-batch.
     """
 
     name = "covariance"

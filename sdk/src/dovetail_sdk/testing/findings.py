@@ -19,7 +19,7 @@ def findings_of(
     sections: Mapping[str, Any] | None = None,
     prompts: int | None = 1280,
 ) -> list[Finding]:
-    """Return the findings of a rule for a config and its plan, or for the config alone if no plan can be made.
+    """Return the findings of a preflight rule for a config and its plan, or for the config alone if no plan can be made.
 
     Args:
         rule: the rule's function.

@@ -21,7 +21,10 @@ from dovetail_stages import all_finite, mean_metric, on_device, pair_rows, sum_b
 
 
 class PairMargin(Objective):
-    """L = 1/P Σ_p softplus(Σ_t log π(rejected_t) − Σ_t log π(chosen_t)), over P pairs p and tokens t."""
+    """Loss that rewards a higher log-probability of the chosen response of each pair than of the rejected response.
+
+    L = 1/P Σ_p softplus(Σ_t log π(rejected_t) − Σ_t log π(chosen_t)), over P pairs p and tokens t.
+    """
 
     unit = "pair"
 

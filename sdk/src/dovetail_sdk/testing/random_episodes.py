@@ -34,7 +34,7 @@ EngineCall: TypeAlias = tuple[RolloutRequest, Completion]
 
 
 class FunctionLoop(AgentLoop):
-    """Agent loop that runs a function, which may fork its session.
+    """Agent loop that runs a function, which may begin further token sequences of the episode with `Session.fork`.
 
     Args:
         body: the function, called with the episode's session.
@@ -75,7 +75,9 @@ def results_of(count: int, text: str) -> list[dict[str, Any]]:
 
 
 def random_episode(parallel: int) -> Body:
-    """Return a function that runs a random episode of turns, length limits, forks, messages, texts and rewards, seeded by the sample's id.
+    """Return a function that runs a random episode, seeded by the sample's id.
+
+    The episode has turns, length limits, further sequences (`Session.fork`), messages, texts and rewards.
 
     Args:
         parallel: the maximum number of tool calls in a turn; 0 for no calls.

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class ThreadReduction:
-    """A Reduction over threads; every rank must call it the same number of times."""
+    """Sums arrays over ranks that are threads of one process; every rank must call `sum` the same number of times."""
 
     def __init__(self, ranks: int) -> None:
         self._barrier = threading.Barrier(ranks)

@@ -26,7 +26,13 @@ from dovetail.sections import RolloutSection
 async def answers(
     pool: Any, requests: Sequence[RolloutRequest], conversations: Sequence[Hashable] | None = None
 ) -> list[Completion]:
-    """Submit requests to a rollout pool concurrently, each with its key in `conversations`; return all samples in order of arrival."""
+    """Submit requests to a rollout pool concurrently, and return all samples in order of arrival.
+
+    Args:
+        pool: the rollout pool.
+        requests: the requests.
+        conversations: a key per request; the pool sends requests with equal keys to the same replica.
+    """
     found: list[Completion] = []
 
     async def one(request: RolloutRequest, conversation: Hashable | None) -> None:

@@ -52,7 +52,7 @@ class ModelCall:
     log_probs: bool = False
     stream: bool = False
     unapplied: tuple[str, ...] = ()
-    """The fields of the call without effect: the run's config decides sampling, and the form of an answer is not enforced."""
+    """Names of the call's fields that have no effect: the run's config decides sampling, and the form of an answer is not enforced."""
     body: Mapping[str, Any] = attrs.field(factory=dict)
     """The body of the request, as it was sent."""
 
@@ -67,7 +67,7 @@ class ModelAnswer:
     finish: str = "stop"
     """The finish reason: `stop`, `length` or `tool_calls`."""
     stopped_by: str | None = None
-    """The string among `stop` that ended the answer."""
+    """The one of the call's stop strings that ended the answer, if any."""
     prompt_tokens: int
     tokens: int
     """The number of tokens that the policy produced."""

@@ -46,7 +46,7 @@ class EngineCases(PluginConformance):
         head: Literal["lm", "value"] = "lm",
         **optim: Any,
     ) -> TrainEngine:
-        """Start a float32 engine: an actor for the head "lm", a critic for the head "value"."""
+        """Start a float32 engine: an actor for the head "lm", a critic for "value". `budget`: maximum tokens per micro-batch."""
         transport = make_plugin(
             PluginRef(kind="weight_transport", name="in_process"), PluginContext()
         )
@@ -118,7 +118,7 @@ class EngineCases(PluginConformance):
         count: int = 2,
         objective: ObjectiveSpec | None = None,
     ) -> Weights:
-        """Start a new engine, train it for `count` updates on one batch, and return its weights."""
+        """Start an engine with `budget` tokens per micro-batch, train it for `count` updates on one batch, and return its weights."""
         engine = self.start(directory, budget=budget)
         try:
             for _ in range(count):

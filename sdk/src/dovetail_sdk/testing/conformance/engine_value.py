@@ -60,7 +60,10 @@ class ValueRoleConformance(EngineCases):
         )
 
     def values_after(self, directory: Path, budget: int, seed: int) -> np.ndarray:
-        """Start a critic, train it for two updates on one batch, and return its values of that batch, float32 [T]."""
+        """Start a critic, train it for two updates on one batch, and return its values of that batch, float32 [T].
+
+        `budget` is the maximum number of tokens per micro-batch.
+        """
         engine = self.start(directory, budget=budget, head="value")
         try:
             batch = self.value_batch(engine, seed)

@@ -30,7 +30,10 @@ SINGLE = {"single": [[row] for row in range(8)]}
 
 
 class ObjectiveCases(PluginConformance):
-    """Base of the suites of objectives and policy losses. Its tests check that micro-batches and ranks don't change an update."""
+    """Base of the suites of objectives and policy losses.
+
+    Its tests check that the split into micro-batches and ranks doesn't change an update.
+    """
 
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
@@ -44,7 +47,7 @@ class ObjectiveCases(PluginConformance):
     def mini_batch(self, seed: int) -> Batch:
         """Return eight samples with the columns that the objective requires.
 
-        Samples 2k and 2k + 1 stay in one micro-batch, unless the objective's unit is the sample.
+        Samples 2k and 2k + 1 stay in one micro-batch, except in tests of objectives that treat every sample by itself.
         """
         raise NotImplementedError
 

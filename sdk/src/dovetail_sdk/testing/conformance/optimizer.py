@@ -163,7 +163,12 @@ class ScheduleConformance(PluginConformance):
     plugin: ClassVar[type[Schedule]]
 
     def shares(self, last: int, needs_end: bool = True) -> list[float]:
-        """Return the learning rate, as a share of its peak, at every step up to `last`."""
+        """Return the schedule's share at every step from 0 to `last`: 1 for the peak learning rate, 0 for the lowest.
+
+        Args:
+            last: the last step.
+            needs_end: whether the schedule gets the number of the last step.
+        """
         schedule: Schedule = self.make()
         return [schedule.share(step, last if needs_end else None) for step in range(last + 1)]
 

@@ -98,7 +98,7 @@ class PolicyLossConformance(ObjectiveCases):
         return {name: mini_batch[name].values for name in names}
 
     def inputs(self, mini_batch: Batch, dtype: torch.dtype = torch.float32) -> LossInputs:
-        """Return all samples as input of `token_losses`, with the columns of `prepare`; masked tokens hold 0."""
+        """Return all samples as input of `token_losses`, including the columns that the loss's `prepare` computes; masked tokens hold 0."""
         plugin: PolicyLoss = self.make()
         prepared = plugin.prepare(mini_batch, LocalReduction())
         mask = mini_batch["response_mask"]

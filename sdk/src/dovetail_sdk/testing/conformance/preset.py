@@ -16,7 +16,10 @@ from dovetail_sdk.testing.conformance.plugin import PluginConformance
 
 
 class PresetConformance(PluginConformance):
-    """Conformance suite for presets: subclass it and set `plugin`. The plugins that the preset names must be installed."""
+    """Conformance suite for presets, which are published combinations of settings: subclass it and set `plugin`.
+
+    The plugins that the preset names must be installed.
+    """
 
     kind = "preset"
     plugin: ClassVar[type[Preset]]

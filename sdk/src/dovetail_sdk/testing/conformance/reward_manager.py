@@ -126,9 +126,10 @@ class RewardManagerConformance(PluginConformance):
         *,
         endless: Collection[str] = (),
     ) -> dict[str, Outcome]:
-        """Score samples with the manager and return the outcomes by sample id. Each sample is a group of its own.
+        """Score samples with the manager, and return each sample's score or failure by sample id. Each sample is a group of its own.
 
-        Samples whose ids are in `endless` get the short time limit `timeout`. If samples share calls, all samples get this limit.
+        Samples whose ids are in `endless` get the short time limit `timeout`. If `shares_calls` is set and `endless` is not empty, all
+        samples get this limit.
         """
 
         async def main() -> dict[str, Outcome]:

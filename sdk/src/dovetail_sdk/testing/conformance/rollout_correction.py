@@ -27,7 +27,10 @@ LENGTHS = (3, 0, 7, 5, 1, 12)
 
 
 class RolloutCorrectionConformance(PluginConformance):
-    """Conformance suite for rollout corrections: subclass it and set `plugin`."""
+    """Conformance suite for rollout corrections: subclass it and set `plugin`.
+
+    A correction weights or rejects tokens by the ratio of the training policy to the rollout policy.
+    """
 
     kind = "rollout_correction"
     plugin: ClassVar[type[RolloutCorrection]]

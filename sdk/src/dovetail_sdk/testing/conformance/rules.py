@@ -10,7 +10,7 @@ from dovetail_sdk.testing.findings import findings_of
 
 
 class RulesConformance:
-    """Conformance suite for preflight rules, tried on configs with and without findings: subclass it and set the attributes.
+    """Conformance suite for preflight rules, which find problems of a config before a run: subclass it and set the attributes.
 
     Attributes:
         distribution: the installed package whose rules are tested.

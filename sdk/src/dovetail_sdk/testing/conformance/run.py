@@ -14,7 +14,7 @@ from dovetail.interfaces import Run, StepContext
 
 
 class RunConformance:
-    """Conformance suite for runs: subclass it and override `make_run`."""
+    """Conformance suite for implementations of `Run`, whose steps a trainer drives: subclass it and override `make_run`."""
 
     def make_run(
         self, steps: int, *, learn_error: Exception | None = None, max_staleness: int = 0
@@ -115,8 +115,14 @@ class RunConformance:
     def assert_no_trace(
         self, run: Run, ends: Callable[[Run, StepContext], None], error: type[Exception]
     ) -> None:
-        """Assert that a step raises `error` if `ends` breaks off the step after `collect`, and that the next step has the same number
-        and samples.
+        """Assert that a step which `ends` breaks off after `collect` raises `error` and leaves no trace.
+
+        The next step must have the same number and the same samples.
+
+        Args:
+            run: the run under test.
+            ends: a function that is called after `collect` and breaks off the step.
+            error: the type of the expected error.
         """
         run.publish_weights()
         before = run.position

@@ -99,7 +99,10 @@ async def _echoed(replica: Any) -> list[int]:
 
 
 class DispatchModeConformance(PluginConformance):
-    """Conformance suite for dispatch modes, over meshes of several shapes: subclass it and set `plugin`."""
+    """Conformance suite for dispatch modes, which split the arguments of a call over ranks: subclass it and set `plugin`.
+
+    The tests use meshes of several shapes.
+    """
 
     kind = "dispatch_mode"
     plugin: ClassVar[type[DispatchMode]]
@@ -115,8 +118,10 @@ class DispatchModeConformance(PluginConformance):
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
-        """Return a call per rank with the suite's arguments, and the receipt, which `collect` gets back. If the mode refuses the arguments,
-        skip the test.
+        """Return the mode's split of the suite's arguments: a call per rank (None for a rank that is not called), and the receipt.
+
+        The receipt is a value of the mode that its `collect` gets together with the results. If the mode refuses the arguments, the test
+        is skipped.
         """
         try:
             return mode.split(mesh, *self.arguments(mesh))

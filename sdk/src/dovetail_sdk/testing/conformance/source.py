@@ -80,7 +80,7 @@ class OneByOne(Trainer):
 
 
 class SourceConformance(PluginConformance):
-    """Conformance suite for experience sources: subclass it and set `plugin`."""
+    """Conformance suite for experience sources, which make the samples of each step: subclass it and set `plugin`."""
 
     kind = "source"
     plugin: ClassVar[type[ExperienceSource]]

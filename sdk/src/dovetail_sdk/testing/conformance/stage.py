@@ -38,7 +38,9 @@ ALWAYS = frozenset(
 
 
 class StageConformance(PluginConformance):
-    """Conformance suite for stages: subclass it and set `plugin`. The stage gets random batches and random model outputs.
+    """Conformance suite for stages, the parts of a training step such as advantages or the policy update: subclass it and set `plugin`.
+
+    The stage gets random batches and random model outputs.
 
     The plugins of a default config must be installed.
     """
@@ -53,7 +55,7 @@ class StageConformance(PluginConformance):
     """Largest difference that counts as rounding."""
 
     def facts(self) -> PlanFacts:
-        """Return the `PlanFacts` of a run with the config overrides under test."""
+        """Return the facts of a run with the config overrides under test, which the stage's class methods receive."""
         return plan_facts(self.overrides, frozenset(self.required.items()))
 
     def asked(self, what: str) -> Any:

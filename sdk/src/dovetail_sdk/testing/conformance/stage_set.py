@@ -21,7 +21,10 @@ from dovetail_sdk.testing.temporary import temporary_plugins
 
 
 class StageSetConformance(PluginConformance):
-    """Conformance suite for stage sets: subclass it and set `plugin`. The stages that the set names must be installed, or be in `plugins`."""
+    """Conformance suite for stage sets, each of which names the stages of a training step: subclass it and set `plugin`.
+
+    The stages that the set names must be installed, or be in `plugins`.
+    """
 
     kind = "stage_set"
     plugin: ClassVar[type[StageSet]]
@@ -32,7 +35,7 @@ class StageSetConformance(PluginConformance):
 
     @pytest.fixture
     def plan(self) -> Iterator[Plan]:
-        """Yield the plan of a run with the stage set."""
+        """Yield the plan of a run with the stage set: the stages in order, models and placement, decided before the run starts."""
         own = attrs.asdict(self.make_config(), filter=lambda _, value: value is not None)
         given: dict[str, Any] = {
             "model": {"path": "tiny"},

@@ -30,7 +30,7 @@ Answer = Callable[[str, Batch, frozenset[str | OutputSpec]], Batch]
 
 @functools.cache
 def plan_facts(overrides: tuple[str, ...], required: frozenset[tuple[str, str]]) -> PlanFacts:
-    """Return the `PlanFacts` of a config that sets only `model.path` and the overrides.
+    """Return the facts of a run whose config sets only `model.path` and the overrides; stages declare their needs from these facts.
 
     Args:
         overrides: `key=value` overrides of the config.

@@ -69,7 +69,7 @@ async def interrupted(
         engine: a started engine.
         request: a request that runs long enough to be interrupted.
         interrupt: the interruption, awaited while the request runs; afterwards the request must end.
-        caught: a predicate: whether the samples were interrupted in the middle.
+        caught: a function that returns whether the samples were interrupted in the middle.
 
     Returns:
         The samples of the interrupted request.

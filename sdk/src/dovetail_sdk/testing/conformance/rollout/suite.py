@@ -81,7 +81,7 @@ class RolloutSuite(PluginConformance):
     # -- what an engine may override -----------------------------------------------------------
 
     def transport(self, run_directory: Path) -> WeightTransport:
-        """Return the weight transport of one engine. Sender and receivers meet in `run_directory`, which no other engine uses."""
+        """Return the weight transport of one engine. Its sender and receivers share `run_directory`, which no other engine uses."""
         config = self.weight_transport
         ref = PluginRef(kind="weight_transport", name=str(config.name), config=config)
         transport = make_plugin(ref, PluginContext(run_directory=run_directory))

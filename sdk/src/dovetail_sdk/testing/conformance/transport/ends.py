@@ -103,11 +103,11 @@ class EndsOfATransport(PluginConformance):
     def prepared(
         self, sender: WeightSender, manifest: WeightManifest, receivers: int
     ) -> WeightManifest:
-        """Return the manifest as the sender prepares it for this number of receivers."""
+        """Return the result of the sender's `prepare` for the manifest with this number of receivers."""
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each name and a copy of its tensor, of the same shape, made only when requested, as when a trainer gathers weights."""
+        """Yield each name with a copy of its tensor, of the same shape. A copy is made when requested, as a trainer gathers weights."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 

@@ -12,7 +12,7 @@ from dovetail_sdk.testing.transport_ends import case_tensors, contents, manifest
 
 
 class EndsThatMeet(EndsOfATransport):
-    """Tests of transports with the capability `ends_meet`."""
+    """Tests of transports with the capability `ends_meet`: the sender waits until every receiver has taken the update."""
 
     def test_an_update_waits_for_all_the_receivers_that_it_counts(self) -> None:
         self.needs("ends_meet")
