@@ -76,7 +76,7 @@ class WeightSync:
         self._check_stop()
 
     def ready(self) -> None:
-        """Move training roles off the accelerator, move the replicas with their weights onto it, and start generation."""
+        """Move the training models off the accelerator, move the replicas with their weights onto it, and start generation."""
         if self._resting:
             self._make_room()
         else:
