@@ -57,7 +57,7 @@ class MetricCourse:
 
 @dataclass(frozen=True)
 class ScoredValidation:
-    """The run's main score in one validation, with the bounds of the score's interval."""
+    """The run's main score in one validation, with the ends of its confidence interval, which equal the score if there is no interval."""
 
     step: int
     value: float
