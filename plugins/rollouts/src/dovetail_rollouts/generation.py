@@ -50,7 +50,7 @@ class Generation:
         scorer: the scorer, which gets each sample when its response is complete.
         tokenizer: the tokenizer that decodes the text to score.
         seed: the seed of the run.
-        episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
+        episodes: the object that runs multi-turn episodes; None if a sample is one response to the prompt.
 
     Attributes:
         asking: the time in which requests to the pool were pending.

@@ -210,7 +210,7 @@ class ReplicaSet:
         return tuple(faults)
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Ask every replica whether it supports the update; replicas that do not answer fail in the update itself.
+        """Ask every replica whether it supports the update of the manifest; replicas that do not answer fail in the update itself.
 
         Returns:
             The faults of newly added replicas that do not support the update.

@@ -47,7 +47,7 @@ class RolloutService:
         manager: the scorer's reward manager; it sleeps while nothing is generated.
         tokenizer: the tokenizer of the run.
         seed: the seed of the run.
-        episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
+        episodes: the object that runs multi-turn episodes; None if a sample is one response to the prompt.
         partial: whether running responses are interrupted before weights are sent or replicas sleep, and continue
             afterwards; False if they finish first.
         keeps_cache: with `partial`, whether interrupted responses stay in their engines with their KV cache while weights
