@@ -108,7 +108,7 @@ class MetricHistory:
                 self.best = self.validations[-1]
 
     def of(self, name: str) -> MetricCourse:
-        """Return the history of a metric; empty for a metric that was never logged or is not followed."""
+        """Return the history of a metric; empty for a metric that was never logged or whose history is not kept."""
         return self.series.get(name, MetricCourse())
 
     def rise(self, name: str, step: int) -> float:
