@@ -41,7 +41,7 @@ class MuonConfig(OptimSection):
     )
     """Decay of the average of gradients."""
     nesterov: bool = True
-    """Look ahead by one step of momentum."""
+    """Whether to use Nesterov momentum, which looks ahead by one step."""
     newton_schulz_steps: int = attrs.field(
         default=5, validator=[attrs.validators.ge(1), attrs.validators.lt(100)]
     )
@@ -84,7 +84,7 @@ class SgdConfig(OptimSection):
     )
     """Decay of the running sum of gradients; 0 for no momentum."""
     nesterov: bool = False
-    """Look ahead by one step of momentum."""
+    """Whether to use Nesterov momentum, which looks ahead by one step."""
 
     def __attrs_post_init__(self) -> None:
         """Refuse Nesterov without momentum, as torch does."""
