@@ -137,7 +137,7 @@ def write_config(path: Path, text: str) -> Path:
 
 
 def add_warm_start(run: RunDirectory, seconds: float) -> dict[str, Any]:
-    """Count the warm start as training time in a run's summary, and return the summary."""
+    """Count the `seconds` of the warm start (the fine-tuning before GRPO) as training time in a run's summary, and return the summary."""
     summary: dict[str, Any] = run.read_json("summary.json")
     summary["train_seconds"] += seconds
     summary["warm_start_seconds"] = seconds

@@ -48,7 +48,7 @@ def problems(seed: int) -> tuple[list[Pair], list[Pair]]:
 
 
 def rows(pairs: list[Pair], split: str) -> list[dict[str, Any]]:
-    """Return one row per problem. `data_source` selects the reward: the number after the last `####` is the answer."""
+    """Return one row per problem, whose `data_source` selects a reward function: the number after the last `####` is the answer."""
     return [
         {
             "prompt": [{"role": "user", "content": f"{a}+{b}=?"}],

@@ -24,7 +24,13 @@ FORGETS_CARRY = 2 / 3
 
 
 def worked_answer(a: int, b: int, *, carries: bool) -> str:
-    """Return the addition digit by digit: the ones, then the tens with the carry, then the answer after `####`."""
+    """Return the addition digit by digit: the ones, then the tens with the carry, then the answer after `####`.
+
+    Args:
+        a: the first number.
+        b: the second number.
+        carries: whether the carry is added; if not, the answer is wrong for an addition with a carry.
+    """
     ones = a % 10 + b % 10
     carry = int(carries and ones >= 10)
     tens = a // 10 + b // 10 + carry
@@ -38,7 +44,7 @@ def demonstrations(train_file: Path, seed: int, steps: int = STEPS) -> list[dict
 
     Args:
         train_file: problems, as `make_data` writes them.
-        seed: the seed of the rows' order and of the carries.
+        seed: the seed of the rows' order, and of the choice of the answers that leave out the carry.
         steps: the number of steps of `BATCH_SIZE` rows. Each pass over the problems has a new order; a last, incomplete batch of a pass is
             left out.
     """

@@ -26,7 +26,7 @@ class Figure:
     metric: str
     """Name of the metric; a regular expression if `pattern` is set."""
     style: str = "number"
-    """`number`, `percent`, `length`, `seconds`, or `gib` of a metric in bytes."""
+    """Format of the values: `number`, `percent`, `length`, `seconds`, or `gib` (GiB, for a metric in bytes)."""
     pattern: bool = False
     others: tuple[str, ...] = ()
     """Metrics to use if `metric` is absent, in order of preference."""
@@ -44,7 +44,7 @@ class Figure:
         return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return which of the logged metrics `names` is the one to show, or None."""
+        """Return which of the logged metrics `names` has this figure's value; None if none has it, or if a metric matches `unless`."""
         known = list(names)
         if self.outdone(known):
             return None
@@ -53,23 +53,25 @@ class Figure:
         return next((name for name in (self.metric, *self.others) if name in known), None)
 
     def outdone(self, names: Iterable[str]) -> bool:
-        """Return whether one of these metrics matches `unless`, so that this figure is not shown."""
+        """Return whether one of these metrics is more informative (matches `unless`), so that this figure is not shown."""
         return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
 
     def short_for(self, name: str | None) -> str:
-        """Return the short name of this metric for a log line: `acc@4` for `val/acc@4`, since the mean of several samples is not an
-        accuracy of single answers.
+        """Return the figure's short name for a log line, given the name of the metric that has its value.
+
+        If `pattern` is set, this is the end of the metric's name, such as `acc@4` for `val/acc@4`. A name that ends with `@1` is the usual
+        accuracy or score of single answers, and gives `short`.
         """
         kind = (name or "").rpartition("/")[2]
         return kind if self.pattern and kind and not kind.endswith("@1") else self.short
 
     def label_for(self, name: str | None) -> str:
-        """Return the label of this metric for a table or a chart."""
+        """Return the figure's label for a table or a chart, given the name of the metric that has its value."""
         short = self.short_for(name)
         return self.title if short == self.short else f"Validation {short}"
 
     def value(self, metrics: Mapping[str, float | None]) -> float | None:
-        """Return the figure in a step's metrics, or None if the figure is absent or not finite."""
+        """Return the figure's value in a step's metrics; None if the value is absent or not finite."""
         name = self.find(metrics)
         value = None if name is None else metrics[name]
         return value if value is not None and math.isfinite(value) else None
@@ -209,7 +211,7 @@ KEY_FIGURES = (
 
 
 def key_figure(metric: str, better: str) -> Figure:
-    """Return the figure of a metric that `Plan.key_figures` names."""
+    """Return the key figure (label, format and better direction) for a metric that `Plan.key_figures` names."""
     known = next((figure for figure in KEY_FIGURES if figure.metric == metric), None)
     if known is not None:
         return replace(known, better=better, unless="")
@@ -224,7 +226,7 @@ def key_figure(metric: str, better: str) -> Figure:
 
 
 def validation_figure(metric: str | None) -> Figure:
-    """Return the figure for a validation metric: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    """Return the key figure for a validation metric: `ACCURACY` for `val/acc@1`, else `SCORE`."""
     return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 

@@ -57,7 +57,7 @@ class MetricCourse:
 
 @dataclass(frozen=True)
 class ScoredValidation:
-    """The run's main score in one validation, with the bounds of the score's interval."""
+    """The run's main score in one validation, with the ends of its confidence interval, which equal the score if there is no interval."""
 
     step: int
     value: float
@@ -108,7 +108,7 @@ class MetricHistory:
                 self.best = self.validations[-1]
 
     def of(self, name: str) -> MetricCourse:
-        """Return the history of a metric; empty for a metric that was never logged or is not followed."""
+        """Return the history of a metric; empty for a metric that was never logged or whose history is not kept."""
         return self.series.get(name, MetricCourse())
 
     def rise(self, name: str, step: int) -> float:

@@ -12,9 +12,10 @@ from dovetail_optimizers.config import AdafactorConfig
 
 
 class Adafactor(Optimizer):
-    """w ← w − lr_t · max(min_scale, RMS(w)) · u / max(1, RMS(u) / clip), u = g / √v̂, lr_t = min(lr, 1 / √t), where w
-    are a parameter's weights, g their gradient and v̂ the average of g²; for a matrix, v̂ is the product of the row and column averages
-    of g², divided by their mean.
+    """Adafactor (arXiv 1804.04235): w ← w − lr_t · max(min_scale, RMS(w)) · u / max(1, RMS(u) / clip).
+
+    w are a parameter's weights, g their gradient and t the step; u = g / √v̂ and lr_t = min(lr, 1 / √t). v̂ is the running average of g².
+    For a matrix, v̂ is the product of the row and column averages of g², divided by their mean.
 
     Lacks the capability `sharded`: torch's Adafactor refuses DTensors (an in-place power of a partial norm, as of 2.13).
     """

@@ -12,8 +12,9 @@ from dovetail_optimizers.config import AdamWConfig
 
 
 class AdamW(Optimizer):
-    """m ← β₁m + (1 − β₁)g, v ← β₂v + (1 − β₂)g², w ← w − lr · (m̂ / (√v̂ + eps) + weight_decay · w), where g is the
-    gradient of a weight w, and m̂ and v̂ are the bias-corrected moments.
+    """AdamW (arXiv 1711.05101): w ← w − lr · (m̂ / (√v̂ + eps) + weight_decay · w).
+
+    g is the gradient of a weight w. Its moments are m ← β₁m + (1 − β₁)g and v ← β₂v + (1 − β₂)g²; m̂ and v̂ are the bias-corrected moments.
     """
 
     name = "adamw"

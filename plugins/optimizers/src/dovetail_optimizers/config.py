@@ -41,7 +41,7 @@ class MuonConfig(OptimSection):
     )
     """Decay of the average of gradients."""
     nesterov: bool = True
-    """Look ahead by one step of momentum."""
+    """Whether to use Nesterov momentum, which looks ahead by one step."""
     newton_schulz_steps: int = attrs.field(
         default=5, validator=[attrs.validators.ge(1), attrs.validators.lt(100)]
     )
@@ -70,7 +70,7 @@ class AdafactorConfig(OptimSection):
     beta2_decay: float = attrs.field(default=-0.8, validator=attrs.validators.le(0))
     """Exponent of the second moments' decay, which is 1 − t ** beta2_decay at step t."""
     min_scale: float = attrs.field(default=1e-3, validator=attrs.validators.gt(0))
-    """Lower bound of the root mean square of a parameter's weights, by which the parameter's learning rate is multiplied."""
+    """A parameter's learning rate is multiplied by the root mean square of its weights, but at least by this number."""
     clip: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
     """Largest root mean square of a parameter's update, before the learning rate is applied."""
 
@@ -84,7 +84,7 @@ class SgdConfig(OptimSection):
     )
     """Decay of the running sum of gradients; 0 for no momentum."""
     nesterov: bool = False
-    """Look ahead by one step of momentum."""
+    """Whether to use Nesterov momentum, which looks ahead by one step."""
 
     def __attrs_post_init__(self) -> None:
         """Refuse Nesterov without momentum, as torch does."""
@@ -96,11 +96,12 @@ class SgdConfig(OptimSection):
 
 @attrs.frozen(kw_only=True)
 class WsdConfig(PluginSection):
-    """Warm-up, stable, decay (arXiv 2404.06395): the peak rate, then a decay to `min_lr_ratio` in the last steps."""
+    """Warm-up, stable, decay (arXiv 2404.06395): the peak rate, then a decay to `min_lr_ratio` times the peak in the last steps."""
 
     decay_share: float = attrs.field(
         default=0.1, validator=[attrs.validators.gt(0), attrs.validators.le(1)]
     )
     """Share of the steps after warm-up during which the rate decays; these are the last steps."""
     decay: Literal["linear", "sqrt", "cosine"] = "linear"
-    """Shape of the decay over x from 0 to 1: 1 − x, 1 − √x (arXiv 2405.18392), or (1 + cos πx) / 2."""
+    """Shape of the decay from 1 (the peak rate) to 0 (the lowest rate), while x rises from 0 to 1. linear: 1 − x. sqrt: 1 − √x
+    (arXiv 2405.18392). cosine: (1 + cos πx) / 2."""

@@ -13,9 +13,11 @@ from dovetail_optimizers.config import MuonConfig
 
 
 class Muon(Optimizer):
-    """b ← μb + (1 − μ)g, w ← w − lr · (scale · NS(b) + weight_decay · w): NS makes b nearly orthogonal by Newton–Schulz iterations in bfloat16.
+    """Muon (arXiv 2502.16982) for the matrices of hidden layers: w ← w − lr · (scale · NS(b) + weight_decay · w).
 
-    w is a weight matrix, g its gradient, and μ the `momentum`. Matrices that are divided over ranks are gathered for the iterations. Experts in one three-dimensional parameter are updated by AdamW.
+    w is a weight matrix and g its gradient; b ← μb + (1 − μ)g is the average of gradients, with μ = `momentum`. NS makes b nearly
+    orthogonal by Newton–Schulz iterations in bfloat16. Matrices that are divided over ranks are gathered for the iterations. AdamW
+    updates all other parameters, also experts that are stacked in one three-dimensional parameter.
     """
 
     name = "muon"

@@ -9,7 +9,7 @@ from dovetail_optimizers.config import WsdConfig
 
 
 class Constant(Schedule):
-    """Constant learning rate: share = 1, the peak, at every step (share = 0 would be `min_lr_ratio` times the peak)."""
+    """Constant learning rate: `share` is 1, the peak, at every step."""
 
     name = "constant"
     api = ">=1.0,<2"
@@ -21,7 +21,10 @@ class Constant(Schedule):
 
 
 class Linear(Schedule):
-    """A straight line from the peak (share 1) to `min_lr_ratio` (share 0) at the last step: share = 1 − step / last."""
+    """A straight line from the peak to `min_lr_ratio` times the peak at the last step.
+
+    `share`, which is 1 at the peak and 0 at the last step, is 1 − step / last.
+    """
 
     name = "linear"
     api = ">=1.0,<2"
@@ -32,8 +35,9 @@ class Linear(Schedule):
 
 
 class Cosine(Schedule):
-    """Half a cosine from the peak to `min_lr_ratio` at the last step: share = (1 + cos(π · step / last)) / 2 (arXiv 1608.03983, without
-    restarts).
+    """Half a cosine from the peak to `min_lr_ratio` times the peak at the last step (arXiv 1608.03983, without restarts).
+
+    `share`, which is 1 at the peak and 0 at the last step, is (1 + cos(π · step / last)) / 2.
     """
 
     name = "cosine"
@@ -45,9 +49,10 @@ class Cosine(Schedule):
 
 
 class WarmupStableDecay(Schedule):
-    """The peak rate after the warm-up, then a decay to `min_lr_ratio` over the last `decay_share` of the steps.
+    """The peak rate after the warm-up, then a decay to `min_lr_ratio` times the peak over the last `decay_share` of the steps.
 
-    With x = (step / last − (1 − decay_share)) / decay_share, share is 1 while x is below 0; over x from 0 to 1 it falls to 0 by `decay`.
+    x = (step / last − (1 − decay_share)) / decay_share rises from 0 to 1 during the decay. `share` is 1 (the peak) before the decay, and
+    then falls to 0 (`min_lr_ratio` times the peak). The option `decay` gives the formula in x.
     """
 
     name = "wsd"

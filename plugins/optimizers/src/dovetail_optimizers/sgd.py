@@ -12,7 +12,10 @@ from dovetail_optimizers.config import SgdConfig
 
 
 class Sgd(Optimizer):
-    """b ← momentum · b + g + weight_decay · w, w ← w − lr · b, for weights w with gradient g; weight decay is added after the engine clips g."""
+    """Gradient descent: w ← w − lr · b, with the running sum of gradients b ← momentum · b + g + weight_decay · w.
+
+    w are weights and g is their gradient. Weight decay is added after the engine clips g.
+    """
 
     name = "sgd"
     api = ">=1.0,<2"

@@ -23,7 +23,7 @@ _MOST_CARDS = 24
 
 
 def episode_cards(history: History) -> list[dict[str, Any]]:
-    """Return a report card for each episode metric that was non-zero at some step."""
+    """Return a card (title, first and latest value, chart) for each metric of episodes that was non-zero at some step."""
     cards = []
     for name in history.names:
         steps, values = history.series(name)

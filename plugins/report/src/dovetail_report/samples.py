@@ -47,7 +47,7 @@ class EmbeddedSamples:
     count: int
     """Number of samples in the files of the folder `report`."""
     suspect: int
-    """Number of samples that are marked as suspect."""
+    """Number of samples with suspicious features; see `suspicions`."""
     every: int
     """Interval of the steps whose samples are in the report: every `every`-th step."""
     scripts: list[str]

@@ -23,11 +23,14 @@ _SAME_CALLS = 3
 def suspicions(
     rows: Sequence[Mapping[str, Any]], right: float | None = None
 ) -> tuple[list[list[str]], float | None]:
-    """Return the suspicious features of each sample, and the score of a right answer. Samples that score below the mean get no features.
+    """Return the suspicious features of each sample, and the lowest score of a right answer.
+
+    Samples that score below the step's mean get no features. The lowest score of a right answer is None if no answer has been
+    right so far.
 
     Args:
         rows: the rows of `samples/step_N.jsonl` of one step.
-        right: the lowest score of a right answer in the previous step, used if this step has no right answer.
+        right: the lowest score of a right answer in earlier steps, used if this step has no right answer; None if there was none.
     """
     scores = [row["score"] if numbers.is_number(row.get("score")) else None for row in rows]
     known = [score for score in scores if score is not None]

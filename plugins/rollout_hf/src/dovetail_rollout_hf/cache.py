@@ -22,7 +22,7 @@ class Prefill:
 
     Attributes:
         logits_PV: float32 [P, V], the logits after each prompt's last token.
-        keys: one tensor [P, H, L, D] per layer.
+        keys: one tensor [P, H, L, D] per layer, for P prompts, H key-value heads, L columns and head width D.
         values: one tensor [P, H, L, D] per layer.
         shift_P: int64 [P], the offset of position ids after each prompt, since an image takes fewer positions than tokens; None
             without images.
@@ -50,7 +50,7 @@ class Arrival:
 
 @attrs.define(eq=False)
 class KvCache:
-    """The KV cache: for every layer one tensor [N, H, C, D] of keys, and one of values."""
+    """The KV cache: for every layer one tensor [N, H, C, D] of keys, and one of values (N rows, H heads, C columns, head width D)."""
 
     keys: list[Tensor] = attrs.field(factory=list)
     values: list[Tensor] = attrs.field(factory=list)

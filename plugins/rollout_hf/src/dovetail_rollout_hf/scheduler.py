@@ -157,7 +157,7 @@ class Scheduler:
         self._settle(keep=True)
 
     def set_version(self, version: int) -> None:
-        """Continue running requests with new weights; the requests fail if their KV cache can't be recomputed."""
+        """Record the version of new weights, and continue running requests; they fail if their KV cache can't be recomputed."""
         self._batch.version = version
         if self._keeps_cache:
             self._batch.keep_over()

@@ -78,7 +78,7 @@ def rollout_error(what: str, cause: BaseException) -> RolloutError:
 
 
 def post(items: Sequence[tuple[Ticket, Completion | RolloutError]]) -> None:
-    """Put samples and errors into their tickets' inboxes, with one wake-up per event loop."""
+    """Put samples and errors into the inboxes of their tickets (the submitted requests), with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Completion | RolloutError]]] = {}
     for ticket, item in items:
         by_loop.setdefault(ticket.loop, []).append((ticket, item))

@@ -88,11 +88,13 @@ class RolloutCollector:
         )
 
     def collect(self, step: StepContext, ask: StepAsk) -> DynamicSampler:
-        """Wait for the step's groups, those of `admit` first, and return them; further rounds replace groups that were filtered out.
+        """Wait for the step's groups, those of `admit` first, and return a sampler with their samples.
+
+        If filters drop groups, the sampler collects further groups in their place.
 
         Raises:
             RewardError: more than `reward.max_failure_share` of the samples could not be scored.
-            PluginBrokenError: a completion or an outcome of the first step violates its interface.
+            PluginBrokenError: in the first step, a completion, a score or a failure violates its interface.
         """
         site, config = self._site, self._site.config
         early = EarlyRelease(step=step.number, batch=ask.groups) if self._over_sampling else None
@@ -149,7 +151,7 @@ class RolloutCollector:
     def state(self) -> dict[str, Any]:
         """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        Groups of a failed step are generated again: they lose their latest samples, or are left out if the state has no running groups.
+        For a group of a failed step, the latest samples are left out. The whole group is left out if checkpoints keep no running responses.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
@@ -170,7 +172,8 @@ class RolloutCollector:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the groups of `state`.
 
-        Groups are sampled again if the settings of sampling or scoring have changed, or if they would exceed a reduced `max_staleness`.
+        Groups are not restored, so that their samples are generated again, if the settings of sampling or scoring have changed, or if
+        the groups would exceed a reduced `max_staleness`.
         """
         if state["drawn"] != self._how() or not state["groups"]:
             return
@@ -212,12 +215,12 @@ class RolloutCollector:
             raise
 
     def give_back(self, step: int, *, sound: bool) -> None:
-        """Return the groups of a step that ended early to the queue, unchanged, for the next step.
+        """Put the groups of an unfinished step back at the front of the queue, unchanged, for the next step.
 
         Args:
             step: the number of the step.
-            sound: True if the step was stopped, False if it failed. Groups of a failed step are in no checkpoint, since they
-                may have caused the failure.
+            sound: True if the step was stopped, False if it failed. Checkpoints leave out the latest samples of a failed step's
+                groups, since these samples may have caused the failure.
         """
         groups = self._taken.pop(step, [])
         self._ledger.give_back(step)

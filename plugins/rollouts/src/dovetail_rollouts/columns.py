@@ -43,7 +43,7 @@ BASELINE, LOSS_MASK = "baseline_scores", "loss_mask"
 
 
 def columns_of(facts: PlanFacts) -> frozenset[str]:
-    """Return the names of the columns that a step has before its first stage."""
+    """Return the names of the batch columns that a step has before its first stage."""
     required, columns = facts.required.keys(), set(ALWAYS | OF_REWARDS)
     capabilities = facts.plugins["rollout"].cls.capabilities
     columns |= {c for c, needed in ON_REQUEST.items() if c in required and needed in capabilities}
@@ -56,7 +56,7 @@ def columns_of(facts: PlanFacts) -> frozenset[str]:
 
 
 def lacks(facts: PlanFacts, column: str) -> tuple[str, str] | None:
-    """Return why a step lacks a column, and the fix; None for a column that generation and scoring never provide."""
+    """Return why the samples of a step lack a column, and the fix; None for a column that only a stage can provide."""
     if (fix := advice_on_column(column, "prompts")) is not None:
         why = "generated samples don't have this column"
         return (

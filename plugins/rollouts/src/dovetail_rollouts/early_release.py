@@ -15,7 +15,7 @@ class Pending(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether all samples of the group have outcomes."""
+        """Whether every sample of the group has a score or has failed."""
         ...
 
     @property
@@ -40,10 +40,10 @@ class EarlyRelease:
     batch: int
 
     def choose(self, admitted: Sequence[G], count: int) -> list[G] | None:
-        """Return the groups to take, sorted by the step in which they are due; None if the step has to wait.
+        """Return the groups to take, sorted by the last step that may train on them; None if the step has to wait.
 
         The first finished groups are taken if all remaining groups can still be trained on in time, provided that later steps take the
-        earliest deadline first. Otherwise the step waits for the groups that are due first.
+        earliest deadline first. Otherwise the step waits for the groups with the earliest deadlines.
 
         Args:
             admitted: the groups that no step has taken, at least `count` of them.

@@ -50,13 +50,13 @@ class Generation:
         scorer: the scorer, which gets each sample when its response is complete.
         tokenizer: the tokenizer that decodes the text to score.
         seed: the seed of the run.
-        episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
+        episodes: the object that runs multi-turn episodes; None if a sample is one response to the prompt.
 
     Attributes:
         asking: the time in which requests to the pool were pending.
-        working: the time in which a response, an episode or an outcome was pending, without the time in which all of these were held back.
+        working: the time in which a response, an episode or a score was pending, without the time in which all of these were held back.
         held: whether new requests are held back.
-        progress: the time of the last response or outcome, in seconds of `time.monotonic`.
+        progress: the time of the last response, score or failure to score, in seconds of `time.monotonic`.
     """
 
     def __init__(

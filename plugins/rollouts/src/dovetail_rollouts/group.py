@@ -31,13 +31,14 @@ class Group:
     """The samples so far. A scored sample has the number of the latest attempt, a failed sample the number of its own attempt."""
     greedy: Sample | None = None
     arrived: dict[str, Sample] = attrs.field(factory=dict)
-    """Complete responses that have no outcome yet, by sample id."""
+    """Complete responses that are not scored yet, by sample id."""
     cut: dict[str, Completion] = attrs.field(factory=dict)
     """Interrupted responses to be continued, by sample id. For a running episode: its turns so far with `prompt_ids`, by request id."""
     finished: bool = False
-    """Whether every requested sample has an outcome."""
+    """Whether every requested sample has a score or has failed."""
     place: int | None = None
-    """The group's number in the order of starting. After `Generation.hold`, requests of groups that started earlier are sent first."""
+    """The group's number in the order of starting; None before the start. After `Generation.hold`, requests of groups that started earlier
+    are sent first."""
     due: int | None = None
     """The last step that may train on the group, by the bound on staleness; None without a bound."""
     priority: int = 0

@@ -76,7 +76,8 @@ def unpack(
     Args:
         state: the result of `pack`.
         issued: a function that returns a prompt from its epoch, its number and its attempt's number.
-        sampling: a function that returns, from the requested columns, the sampling parameters of a group's missing samples.
+        sampling: a function that returns the sampling parameters of a group's missing samples, given the log-probability columns that
+            the group requests.
     """
     if not state["groups"]:
         return []

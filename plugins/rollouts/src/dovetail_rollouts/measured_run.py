@@ -178,7 +178,8 @@ class Forecast:
         measured: means of the run's own steps.
         own: the prediction for the plan of the measured run, to compare with `measured`.
         predicted: the prediction for the given plan.
-        low, high: the least and the most seconds per step of the given plan, over the run's `decodings`.
+        low, high: the least and the most seconds per step of the given plan, over the three decoding times that fit the run
+            (`Measured.decodings`).
         steps: the number of measured steps.
         assumed: the assumptions of the prediction, each as a sentence.
         differing: config keys in which run and plan differ with unknown effect, each with both values.

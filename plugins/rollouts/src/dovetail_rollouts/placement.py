@@ -33,12 +33,12 @@ class RolloutPlacement(SourcePlacement):
 
 
 def place_rollout(facts: PlanFacts, pool: Pool, trainer: Pool) -> RolloutPlacement:
-    """Return the number of replicas, and the places where their engines run.
+    """Return the number of rollout replicas, and how their engines run and receive weights.
 
     Args:
-        facts: the facts of the run.
-        pool: the pool of the rollout.
-        trainer: the pool of the actor.
+        facts: the config of the run and the plugins that it selects.
+        pool: the ranks of the rollout.
+        trainer: the ranks of the actor.
 
     Raises:
         PlanError: the replicas do not fit the pool, or lack a required capability, or the weight transport does not reach
@@ -77,7 +77,7 @@ def _described(replicas: int, joined: int, engine_ranks: int | None) -> str:
 
 
 def replicas_in(config: RunConfig, pool: Pool) -> int:
-    """Return the number of rollout replicas in a pool.
+    """Return the number of rollout replicas in a pool (a set of ranks).
 
     Raises:
         PlanError: the configured replicas do not fit the pool.

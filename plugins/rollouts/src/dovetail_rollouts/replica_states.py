@@ -66,7 +66,8 @@ class Replica:
     reopen: Callable[[], BaseRollout] | None = None
     """A function that joins the server again; None if the pool's `restart` restarts the replica."""
     joined: Future[int] | None = None
-    """A future with the version of the replica's first weights, or the reason for its rejection; None if it started with the run."""
+    """A future with the version of the replica's first weights, or the error with which the replica was rejected. None if the replica
+    started with the run."""
 
     @property
     def joining(self) -> bool:

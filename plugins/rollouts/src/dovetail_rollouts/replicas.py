@@ -30,8 +30,8 @@ class ReplicaSet:
         addresses: URLs of the servers that the first replicas joined, in the replicas' order.
 
     Only the thread that sends weights changes the members, in `settle`, `let_go` and `restart`, so that they are fixed during an update.
-    An operation on all replicas returns the faults of those that failed; all other replicas have completed it. A failed replica gets no
-    requests until it is restarted or has received a complete update.
+    An operation on all replicas returns the faults of the replicas that failed; all other replicas have completed the operation. A failed
+    replica gets no requests until it is restarted or has received a complete update.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ReplicaSet:
 
     @property
     def versions(self) -> dict[int, int | None]:
-        """Replica → version of the weights that it holds; None before its first update."""
+        """The version of the weights that each replica holds, by replica number; None before a replica's first update."""
         return {member.number: member.version for member in self._members}
 
     def join(self, engine: BaseRollout) -> None:
@@ -210,7 +210,7 @@ class ReplicaSet:
         return tuple(faults)
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Ask every replica whether it supports the update; replicas that do not answer fail in the update itself.
+        """Ask every replica whether it supports the update of the manifest; replicas that do not answer fail in the update itself.
 
         Returns:
             The faults of newly added replicas that do not support the update.

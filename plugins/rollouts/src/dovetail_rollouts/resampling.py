@@ -32,8 +32,8 @@ def pass_at_k(
 ) -> Float64[np.ndarray, "P"]:
     """Estimate pass@k without bias, float64 [P]: the probability that at least one of k samples passes (arXiv 2107.03374, eq. 1).
 
-    1 − C(m − c, k) / C(m, k) = 1 − Π_{j<k} (1 − c / (m − j)). The product is a sum of logarithms, so no digits are lost
-    in large binomials or in the difference to 1.
+    If c of m samples pass, the estimate is 1 − C(m − c, k) / C(m, k) = 1 − Π_{j<k} (1 − c / (m − j)). The product is computed as
+    a sum of logarithms, so no digits are lost in large binomials or in the difference to 1.
 
     Args:
         passed_P: c, number of each prompt's samples that pass, 0 … m.
@@ -55,7 +55,8 @@ def best_at_k(
 ) -> Float64[np.ndarray, "P"]:
     """Return the expected largest score among k samples drawn without replacement, float64 [P].
 
-    Σ_i s_(i) · C(i − 1, k − 1) / C(m, k) over the scores in ascending order; for scores of 0 and 1 this is pass@k.
+    With a prompt's m scores in ascending order, s_1 ≤ … ≤ s_m, the result is Σ_i s_i · C(i − 1, k − 1) / C(m, k). For scores of
+    0 and 1 this is pass@k.
 
     Args:
         scores_PM: float64 [P, M]; values beyond a row's size are not read.
@@ -87,7 +88,8 @@ def majority_at_k(
     The score of an answer is the mean over the prompt's samples that give it. If several answers have the
     most votes, the score of the draw is the mean of their scores. Samples without an answer have no vote; if no drawn
     sample has an answer, the score of the draw is the mean over the prompt's samples without an answer. The result is exact
-    for k = 1 (the mean of all samples) and for k ≥ m. For other k it is a mean over random draws, which all k share.
+    for k = 1 (the mean of all samples) and for k ≥ m, the number of the prompt's samples. For other k it is a mean over
+    random draws; all k use the same draws.
 
     Args:
         scores_PM: float64 [P, M]; values beyond a row's size are not read.

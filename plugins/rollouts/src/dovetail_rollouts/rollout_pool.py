@@ -129,7 +129,7 @@ class RolloutPool:
         """Return the log-probabilities of given tokens on every replica; see `BaseRollout.score`.
 
         Returns:
-            Replica → float32 [L_i − 1] for each sequence, or the replica's error.
+            By replica number, float32 [L_i − 1] for each sequence, or the replica's error.
         """
         members = self.replicas.members
         answers = await asyncio.gather(

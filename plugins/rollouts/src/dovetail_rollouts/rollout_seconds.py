@@ -74,7 +74,7 @@ class RolloutSeconds:
 
     Args:
         asking: the clock of generation, with one open context for each response that an engine is generating.
-        working: the clock of all work, with an open context while a response, an episode or an outcome is pending.
+        working: the clock of all work, with an open context while a response, an episode or a score is pending.
         scoring: the clock of scoring, with an open context for each sample or group that is being scored.
     """
 

@@ -36,7 +36,7 @@ _CUT_SECONDS = 30.0
 
 
 class RolloutService:
-    """Generates groups on an event loop in its own thread, and returns them in the order of admission or of completion.
+    """Generates groups on an event loop in its own thread, and returns them in the order of their start or of their completion.
 
     All methods are called from the trainer's thread, which alone sends weights. If all replicas are lost, this thread
     restarts them while it waits in a method.
@@ -47,7 +47,7 @@ class RolloutService:
         manager: the scorer's reward manager; it sleeps while nothing is generated.
         tokenizer: the tokenizer of the run.
         seed: the seed of the run.
-        episodes: the runner of multi-turn episodes; None if a sample is one response to the prompt.
+        episodes: the object that runs multi-turn episodes; None if a sample is one response to the prompt.
         partial: whether running responses are interrupted before weights are sent or replicas sleep, and continue
             afterwards; False if they finish first.
         keeps_cache: with `partial`, whether interrupted responses stay in their engines with their KV cache while weights
@@ -105,12 +105,12 @@ class RolloutService:
 
     @property
     def outstanding(self) -> int:
-        """The number of groups that were admitted and not yet taken."""
+        """The number of groups that `admit` started and that `take` has not returned."""
         return len(self._admitted)
 
     @property
     def ready(self) -> int:
-        """The number of admitted groups that are finished, which a step takes without waiting."""
+        """The number of finished groups that `take` can return without waiting."""
         return sum(group.finished for group in self._admitted)
 
     @property
@@ -119,7 +119,7 @@ class RolloutService:
         return bool(self._running)
 
     def kept(self, pack: Callable[[list[Group]], T]) -> T:
-        """Call a function on the admitted groups, in their order, on the service's loop, and return its result.
+        """Call a function on the groups that no step has taken, in their order, on the service's loop, and return its result.
 
         With `continues`, running responses are interrupted before the call and continue after it. Without, the function gets all
         groups if every group is finished, and otherwise no group.
@@ -134,14 +134,14 @@ class RolloutService:
         self._wait(self._begin(self._admitted))
 
     def take(self, count: int, early: EarlyRelease | None = None) -> list[Group]:
-        """Wait for the groups that were admitted first, and return them in the order of admission.
+        """Wait for the groups that `admit` started first, and return them in the order of their start.
 
         Args:
             count: the number of groups.
-            early: the rule to take finished groups before earlier ones that still run; the latter are then in `passed`.
+            early: the rule to take finished groups before earlier groups that still run; these earlier groups are then in `passed`.
 
         Raises:
-            RolloutError: fewer than `count` groups were admitted, or a request failed on every replica. Running requests
+            RolloutError: fewer than `count` groups are outstanding, or a request failed on every replica. Running requests
                 are aborted; the next call requests the missing responses.
             StopRequested: a stop was requested; running requests are aborted.
         """
@@ -161,7 +161,7 @@ class RolloutService:
         self._admitted[:0] = groups
 
     def generate(self, groups: Sequence[Group]) -> None:
-        """Generate the missing samples of these groups, concurrently with admitted groups, and wait for them. See `take` for errors."""
+        """Generate the missing samples of these groups, while the groups of `admit` continue, and wait for them. See `take` for errors."""
         self._finish(groups, self._all(list(groups), groups))
 
     def seconds(self) -> dict[str, float]:

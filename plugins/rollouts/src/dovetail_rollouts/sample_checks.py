@@ -38,14 +38,14 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
 
 
 def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
-    """Check that the reward manager returned a valid outcome for every sample.
+    """Check that the reward manager returned a valid outcome, a score or a failure, for every sample.
 
     Args:
         samples: scored samples.
         section: the reward manager's section.
 
     Raises:
-        PluginBrokenError: the manager did not return a list of outcomes; names the plugin with its version.
+        PluginBrokenError: the manager did not return a list of outcomes; the message names the plugin with its version.
     """
     for sample in samples:
         if isinstance(sample.outcome, BrokenAnswer):

@@ -49,7 +49,7 @@ def rollout_metrics(
 
 
 def staleness_metrics(samples: Sequence[Sample], weight_version: int) -> dict[str, float]:
-    """Return metrics of tokens' staleness: how many versions older than the rollout's current weights are the weights of each token.
+    """Return metrics of the tokens' staleness: the age of the weights that produced a token, in versions of the rollout's weights.
 
     `rollout/staleness_mean`, `_p95` and `_max` are over the tokens that the policy produced. `rollout/staleness_share_K` is the share
     of these tokens that is K versions old, for each K that occurs. `rollout/partial_share` is the share of responses that were

@@ -38,8 +38,8 @@ class EpisodeSession(Session):
     """Builds one response from the policy's turns and the messages between them; `fork` builds further sequences of the same episode.
 
     Args:
-        request: the request of this sample alone: its prompt, sampling and stream. `max_new_tokens` limits the tokens of all responses
-            together; prompt length plus `max_new_tokens` limits the length of each sequence.
+        request: the request of this sample alone: its prompt, sampling and random stream. `max_new_tokens` limits the tokens of all
+            responses together; prompt length plus `max_new_tokens` limits the length of each sequence.
         prompt: the dataset row.
         sample_id: the sample id of the sample.
         number: the sample's number among the prompt's samples.

@@ -109,7 +109,7 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return the rows that a step takes: prompts, with `rollout.n` samples each.
+        """Return the name of a step's rows, `prompts`, and the number of samples of each row, `rollout.n`.
 
         Raises:
             PlanError: the trainer trains on examples of a dataset, not on generated samples.

@@ -57,15 +57,15 @@ def _passing_on(cls: type[SourceWrapper]) -> type[SourceWrapper]:
 class SourceWrapper(ExperienceSource):
     """Forwards every call to the wrapped source of experience.
 
-    A subclass overrides some methods, such as `collect`. If it wraps another source than `rollouts`, it sets `roles`, `on_request` and
-    `follows`.
+    A subclass overrides some methods, such as `collect`. A subclass that wraps another source than `rollouts` also sets `wraps`, and
+    copies the values of `roles`, `on_request` and `follows` from the class of that source.
 
     Attributes:
         inner: the wrapped source.
     """
 
     wraps: ClassVar[str] = "rollouts"
-    """Name of the wrapped source, a source without settings of its own."""
+    """Name of the wrapped source, which is constructed with the defaults of its settings."""
     roles = ("rollout",)
     on_request = frozenset(ON_REQUEST)
 

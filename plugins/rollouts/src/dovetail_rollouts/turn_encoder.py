@@ -56,7 +56,10 @@ class TurnEncoder:
         return other
 
     def render(self, messages: Sequence[Message], *, generate: bool) -> str:
-        """Render a conversation for `encode`, with marks around control tokens that messages spell; see `TextEncoder`.
+        """Render a conversation as text for `encode`.
+
+        If a message's text contains the text of a control token, such as `<|im_end|>`, the rendered text has markers around it. By
+        these markers `encode` tells it from the template's own control tokens; see `TextEncoder`.
 
         Args:
             messages: the conversation.
@@ -66,7 +69,7 @@ class TurnEncoder:
         return text
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a rendered text; special tokens in it are encoded as such, unless `render` put marks around them."""
+        """Return the tokens of a rendered text; special tokens in it are encoded as such, unless `render` put markers around them."""
         return self._text.ids([text])[0]
 
     def encode_given(self, text: str, role: str) -> list[int]:

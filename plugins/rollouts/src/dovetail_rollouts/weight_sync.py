@@ -39,7 +39,7 @@ class WeightSync:
         site: the parts of the run that `ExperienceSource.open` receives; its plan names the weight transport and the rollout's capabilities.
         service: the service that generates with the weights, and waits while they are sent.
         pool: the replicas that receive weights.
-        weight_check: the comparison of actor and replicas after an update.
+        weight_check: the comparison of the actor's and the replicas' log-probabilities after an update.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class WeightSync:
         self._check_stop()
 
     def ready(self) -> None:
-        """Move training roles off the accelerator, move the replicas with their weights onto it, and start generation."""
+        """Move the training models off the accelerator, move the replicas with their weights onto it, and start generation."""
         if self._resting:
             self._make_room()
         else:
@@ -368,6 +368,6 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """Return the faults that caused the others: those of the first failure and of dead replicas, or all if there are none."""
+        """Return the faults that caused the others: those of the first failure and of dead replicas; without such faults, all."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

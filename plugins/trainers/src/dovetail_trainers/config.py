@@ -12,14 +12,15 @@ from dovetail.sections import TrainerSection
 
 @attrs.frozen(kw_only=True)
 class StreamingConfig(TrainerSection):
-    """Settings of `streaming`, which trains while further samples are generated.
+    """Settings of the trainer `streaming`, which trains while further samples are generated.
 
-    If samples may be older than the weights that they train, sets `algorithm.rollout_correction: decoupled_token_is`.
+    If its samples may come from earlier weights, sets `algorithm.rollout_correction: decoupled_token_is` (importance weights per token).
     """
 
     max_staleness: int = attrs.field(default=1, validator=attrs.validators.ge(0))
     """Maximum staleness of a step's samples, in versions behind the rollout's weights. New prompts start as long as fewer than
-    (max_staleness + 1) · sync_every · data.train_batch_size are outstanding. 0 with sync_every 1 is on-policy."""
+    (max_staleness + 1) · sync_every · data.train_batch_size prompts are outstanding: started, and not yet in a step that a weight update
+    has followed. 0 with sync_every 1 is on-policy."""
     sync_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of steps between two updates of the rollout's weights."""
     on_sync: Literal["drain", "abort", "keep"] = "drain"

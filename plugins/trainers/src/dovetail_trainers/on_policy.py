@@ -32,5 +32,5 @@ class OnPolicyTrainer(Trainer):
 
 
 def due(run: Run, every: int) -> bool:
-    """Return whether the step that has just ended is a multiple of `every`, and not the last of the run."""
+    """Return whether the step that has just ended is not the run's last, and its number is a multiple of `every`; False if `every` is 0."""
     return bool(every) and run.position.step % every == 0 and not run.position.finished

@@ -14,7 +14,7 @@ class StreamingTrainer(Trainer):
 
     With B prompts per step, K = `sync_every` and S = `max_staleness`, new prompts start while fewer than (S + 1) · K · B are
     outstanding. A prompt is outstanding from its start until weights are sent after its step. Steps take prompts in the order in which
-    they started, so the last prompt started under a version is trained on before S + 1 further versions are sent. With `over_sampling`,
+    they started. So every prompt is trained on before S + 1 weight updates have followed its start. With `over_sampling`,
     fewer prompts are outstanding, and steps take the prompts that finish first unless another prompt would become too stale.
     """
 

@@ -25,7 +25,7 @@ class InstalledFunctions:
         return cast("RewardFunction", make_plugin(ref_for("reward_function", section), context))
 
     def named(self, data_source: str, context: PluginContext) -> RewardFunction | None:
-        """Return the installed reward function for a data source, by `section_for`; None if there is none."""
+        """Return the installed reward function that `section_for` finds for a data source; None if there is none."""
         section = self.section_for(data_source)
         return None if section is None else self.selected(section, context)
 

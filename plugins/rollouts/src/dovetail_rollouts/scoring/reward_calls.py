@@ -117,7 +117,8 @@ class RewardCall:
 class RewardFunctions:
     """The mapping from rows to reward functions: one for each `data_source`, or one for every row.
 
-    The source `rollouts` makes the mapping from the reward section; a manager finds it in `context.reward_functions`.
+    The experience source `rollouts` makes the mapping from the reward section; a reward manager finds the mapping in
+    `context.reward_functions`.
     """
 
     def __init__(

@@ -61,7 +61,10 @@ def check_sources(functions: ConfiguredFunctions, prompts: Iterable[Prompt]) -> 
 
 
 def unused_functions(section: RewardSection, prompts: Iterable[Prompt]) -> list[str]:
-    """Report each data source in `reward.functions` that no row has, with the most similar data source of the rows."""
+    """Return a message for each data source in `reward.functions` that no row has.
+
+    The message names the most similar data source of the rows, or all data sources if none is similar.
+    """
     if not section.functions:
         return []
     sources = {prompt.data_source for prompt in prompts}

@@ -92,7 +92,7 @@ class Scorer:
             self._start(self._waiting.pop(group))
 
     async def outcomes(self, sample_ids: Collection[str]) -> dict[str, Outcome]:
-        """Wait for the outcomes of these samples, which were added before, and forget the samples.
+        """Wait for the outcomes (scores or failures) of these samples, which were added before, and forget the samples.
 
         A group that stayed incomplete, because generation failed for some of its samples, is scored without them.
 
@@ -114,7 +114,7 @@ class Scorer:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def finish(self) -> dict[str, Outcome]:
-        """Wait for every sample added since the last `finish`, let the manager sleep, and return the outcomes in the order of `add`."""
+        """Wait for all samples since the last `finish`, let the manager sleep, and return scores and failures in the order of `add`."""
         found = await self.outcomes(list(self._added))
         self._begin()
         self._manager.sleep()

@@ -98,7 +98,7 @@ def score_samples(section: RewardSection, samples: list[TrialSample]) -> list[Tr
 
 
 def verdict(sample: TrialSample) -> RowVerdict:
-    """Return the verdict on a response: its score, if any, and a text that describes it."""
+    """Return the verdict on a response: its score, if any, and a text with the score or the failure and the start of the response."""
     outcome, score = sample.outcome, None
     if isinstance(outcome, Score):
         score, found = outcome.value, f"{outcome.value:g}"

@@ -19,7 +19,7 @@ Named = tuple[str, Tensor]
 
 @attrs.frozen(eq=False)
 class Bucket:
-    """Consecutive tensors of an update, in the manifest's order, with the digest of each; no digests if the transport's `verify` is false."""
+    """Consecutive tensors of a weight update, in the manifest's order, with their digests; without digests if `verify` is false."""
 
     tensors: tuple[Named, ...]
     digests: tuple[int, ...]

@@ -24,7 +24,7 @@ _ALIGNMENT = 16
 
 
 def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
-    """Return the digests of N tensors before their lengths are mixed in, int64 [N], queued on the current stream.
+    """Return the digests of N tensors before the tensors' lengths are mixed in, int64 [N], queued on the current stream.
 
     Args:
         tensors: N contiguous tensors on one device, of any shape and dtype; tensors not aligned to 16 bytes are copied.
