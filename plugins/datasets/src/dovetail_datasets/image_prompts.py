@@ -111,8 +111,8 @@ class ImageRenderer:
 
         Raises:
             DataError: see `__call__`.
-            ModelError: the template does not write one placeholder for each image, or the processor gives a prompt with images
-                other tokens than its text and its images give separately.
+            ModelError: the template does not write one placeholder for each image, or the processor's tokens
+                for a prompt with images differ from those for its text and its images, processed separately.
         """
         found, pictures = self._read(images, folder)
         for parts in answers:
