@@ -96,7 +96,7 @@ class Told:
     error: str = ""
     """The exception, if the call raised or the assertion failed."""
     fault: str = ""
-    """The reason why the tests can't run outside the response's process, whatever the response; empty if they can."""
+    """The reason why these tests can't run outside the response's process, whichever response is tested; empty if they can."""
 
 
 @attrs.frozen(kw_only=True)
