@@ -31,7 +31,7 @@ class ImageRenderer:
 
     Args:
         tokenizer: the tokenizer of the run.
-        section: the data section, with the handling of plain prompts.
+        section: the data section, with the handling of prompts that are plain text (`data.plain_prompts`).
         model: the model whose processor counts an image's tokens.
 
     Raises:
