@@ -150,7 +150,7 @@ class ExampleShards:
             self._ask(number)
 
     def close(self) -> None:
-        """End threads and processes; later requests start them again."""
+        """End the threads and processes that make shards; later requests start them again."""
         for future in self._asked.values():
             future.cancel()
         self._asked.clear()

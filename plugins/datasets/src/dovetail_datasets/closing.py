@@ -22,9 +22,12 @@ class Closing:
     tail: tuple[int, ...]
     """Tokens that the chat template writes after a response that is trained on."""
     added: int
-    """The number of tokens at the end of a trained response that the template does not write."""
+    """The number of tokens at the end of a trained response that the template does not write, such as an end-of-turn token that
+    `TurnEnds` adds.
+    """
     token: int
-    """The token, appended to the response, at which the model is trained; the value at this token is that of all text before it."""
+    """The token that is appended to the response, and at which the model is trained: its output at this token rates all text before it.
+    """
 
     @classmethod
     def of(cls, facts: PlanFacts, tokenizer: Tokenizer) -> Closing | None:

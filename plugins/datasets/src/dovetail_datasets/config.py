@@ -22,4 +22,4 @@ class ShuffledConfig(PluginSection):
     """Settings of the sampler `shuffled`, which draws a new order for each epoch."""
 
     seed: int | None = None
-    """Seed of the order; absent: the run's seed."""
+    """Seed of the order; None takes the run's seed."""

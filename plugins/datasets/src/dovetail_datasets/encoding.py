@@ -38,7 +38,7 @@ _BARS = frozenset("|｜")
 
 
 class Marked(str):
-    """A rendered text with marks around control tokens that come from the data; only unmarked ones are encoded as control tokens."""
+    """A rendered text with marks around those control tokens that are encoded as plain text, since they come from the data."""
 
     __slots__ = ()
 
@@ -49,9 +49,9 @@ class TextEncoder:
     A message spells a control token if its text contains the token's text, such as `<|im_end|>`. A spelled token is encoded as plain text.
     Control tokens are the tokenizer's special tokens, and other added tokens that the chat template names, such as `<think>`.
 
-    Some spelled tokens of the second kind are encoded as control tokens all the same: in an assistant's messages all of them, since
-    datasets write thoughts and calls so; in messages of `system`, `developer` and `user` those without a bar (`<think>`, but not
-    `<｜User｜>`); in tool results none.
+    Exception: in some messages, spelled tokens that the template names are encoded as control tokens. In an assistant's messages this
+    holds for all of them, since datasets write thoughts and calls in this way; in messages of `system`, `developer` and `user` for those
+    without a bar (`<think>`, but not `<｜User｜>`); in tool results for none.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -135,7 +135,8 @@ class TextEncoder:
 
         Args:
             value: text, or containers with text, for a template or for encoding.
-            role: the role of the message with this text.
+            role: the role of the message with this text, on which the class's exception depends; text outside messages counts
+                as a system message's.
         """
         found: Any = value
         if isinstance(value, str):

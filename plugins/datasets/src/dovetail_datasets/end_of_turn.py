@@ -30,8 +30,8 @@ _TURNS: Mapping[bool, tuple[dict[str, Any], dict[str, Any]]] = {
 class TurnEnds:
     """Adds an end-of-turn token to assistant turns if the chat template writes nothing after a turn.
 
-    The token added is the first token of the next message if generation stops at it, such as GLM's `<|user|>` and `<|observation|>`;
-    otherwise, at the end of a text, the tokenizer's end-of-sequence token.
+    The added token is the first token of the next message if generation stops at this token, such as GLM's `<|user|>` and
+    `<|observation|>`. Otherwise, only a turn at the end of a text gets a token: the tokenizer's end-of-sequence token.
 
     Args:
         tokenizer: a tokenizer with a chat template.

@@ -82,7 +82,7 @@ class Example(Prompt):
 
 @attrs.frozen(kw_only=True)
 class RawExample:
-    """The parts of a row before tokenisation: either all messages, or all texts."""
+    """The parts of a row before tokenisation. The prompt and the responses are either all messages or all texts."""
 
     prompt: Turns | str
     responses: tuple[Turns | str, ...]

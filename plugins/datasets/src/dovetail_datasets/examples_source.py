@@ -242,7 +242,7 @@ class ExamplesSource(ExperienceSource):
         self._given_back = self._taken.pop(step, self._given_back)
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Return the loss of each role on the held-out examples, computed as one mini-batch."""
+        """Return the metrics of each trained model's objective on the held-out examples, as one mini-batch; empty if there are none."""
         if self._validation is None:
             return {}
         with self._site.phase("validation"):

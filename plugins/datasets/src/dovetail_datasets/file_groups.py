@@ -39,7 +39,7 @@ class DataFile:
 
 
 class FileGroups(RowGroups):
-    """The row groups of files, in order.
+    """The rows of files in groups of consecutive rows (such as Parquet's row groups), in the order of the files.
 
     Args:
         files: the files, at least one.

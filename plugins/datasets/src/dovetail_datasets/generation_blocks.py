@@ -28,8 +28,8 @@ Span = tuple[int, int]
 def check_blocks(tokenizer: Tokenizer, *, of: str) -> None:
     """Check that all `generation` blocks can be located in rendered text. A tokenizer without a chat template passes.
 
-    transformers locates a block by the length of the text written before it. Captured text is not written yet, so a block in it can't be
-    located.
+    transformers locates a block by the length of the text written before it. Text that a `{% set %}` or `{% filter %}` block
+    captures is not written yet, so a `generation` block in it can't be located.
 
     Args:
         tokenizer: a Hugging Face tokenizer.

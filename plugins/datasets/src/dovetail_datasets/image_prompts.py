@@ -31,7 +31,7 @@ class ImageRenderer:
 
     Args:
         tokenizer: the tokenizer of the run.
-        section: the data section, with the handling of plain prompts.
+        section: the data section, with the handling of prompts that are plain text (`data.plain_prompts`).
         model: the model whose processor counts an image's tokens.
 
     Raises:
@@ -111,8 +111,8 @@ class ImageRenderer:
 
         Raises:
             DataError: see `__call__`.
-            ModelError: the template does not write one placeholder for each image, or the processor gives a prompt with images
-                other tokens than its text and its images give separately.
+            ModelError: the template does not write one placeholder for each image, or the processor's tokens
+                for a prompt with images differ from those for its text and its images, processed separately.
         """
         found, pictures = self._read(images, folder)
         for parts in answers:

@@ -40,7 +40,7 @@ class RawImage:
     path: str | None = None
 
     def read(self, folder: str | None) -> FoundImage:
-        """Return the image's bytes, and its file if it has one.
+        """Read the image: return its bytes and, if it has one, the path of its file.
 
         Args:
             folder: the folder of the dataset's file. A relative path is looked up there, then in the working directory.
@@ -154,7 +154,7 @@ def with_images(
 ) -> tuple[list[dict[str, Any]] | str, tuple[RawImage, ...]]:
     """Return the prompt with one part, or one placeholder in its text, for each image; and the images in their order.
 
-    Messages become lists of typed parts. A row without any image is returned as it is, whatever its text says.
+    Messages become lists of typed parts. The prompt of a row without images is returned unchanged, even if it contains placeholders.
 
     Args:
         prompt: messages, or a text.

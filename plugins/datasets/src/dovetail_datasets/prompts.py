@@ -85,7 +85,8 @@ def load_prompts(
         source: the dataset source that reads the files.
         paths: files or patterns.
         tokenizer: a Hugging Face tokenizer.
-        section: the data section: the limit on prompts and the handling of longer ones, the prompt's column, plain prompts.
+        section: the data section: the limit on prompts and the handling of longer ones, the prompt's column, the handling of
+            prompts that are plain text.
         model: the section of the model that takes the prompts.
         media_dir: the directory of images without a file of their own; by default `section.media_dir`, or else `media`
             in the working directory.

@@ -60,7 +60,7 @@ def made_or_bad(
     Args:
         make: a function that converts several rows.
         rows: the rows in order.
-        encoders: the encoders that `make` uses; a failed attempt does not change their counts.
+        encoders: the encoders that `make` uses; a failed attempt does not change their counts of control tokens in texts.
         most_bad: the limit of bad rows.
 
     Raises:

@@ -70,7 +70,7 @@ class Shard:
         return any(example.media for example in self._examples)
 
     def example(self, place: int) -> Example:
-        """Return the example at an index into `rows`."""
+        """Return the example of row `self.rows[place]`; `rows` holds the numbers of the rows that have an example."""
         return self._examples[place]
 
     def get(self, row: int) -> Example | BadRow | None:

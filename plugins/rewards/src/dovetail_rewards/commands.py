@@ -42,7 +42,7 @@ def try_reward(
     overrides: tuple[str, ...],
     prompt_key: str,
 ) -> None:
-    """Score the rows of DATASET with FILE. Shows scores, errors and times.
+    """Score the rows of DATASET with the reward function that FILE selects. Shows scores, errors and times.
 
     FILE is one of: a Python file with compute_score (my_reward.py, or my_reward.py:other_name); a config that has only the section
     `reward`; the name of an installed reward function; or `-`, which scores each row with the function that its data_source selects.

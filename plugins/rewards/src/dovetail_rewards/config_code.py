@@ -42,7 +42,7 @@ class CodeConfig(SandboxSection):
 
     tests: Literal["separate_process", "in_process"] = "separate_process"
     """Process that runs assert tests. separate_process: a process that gets only plain data from the response's process; in_process: the
-    response's process, in which the response can forge the outcome.
+    response's process, in which the response can forge the test results.
     """
     scoring: Literal["all", "share"] = "all"
     """all: `score` if every test passes; testing stops at the first failure. share: `score` times the share of tests that pass."""

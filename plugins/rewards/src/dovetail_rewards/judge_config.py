@@ -38,9 +38,9 @@ class JudgeConfig(BudgetConfig):
     labels: dict[str, float] = attrs.field(factory=dict)
     """Verdict words and their scores, such as `{correct: 1, wrong: 0}`, ignoring case; if empty, verdicts are numbers."""
     low: float | None = None
-    """Smallest valid verdict; an answer with a lower number has no verdict."""
+    """Smallest valid verdict; an answer with a lower number counts as an answer without a verdict. None sets no limit."""
     high: float | None = None
-    """Largest valid verdict; an answer with a higher number has no verdict."""
+    """Largest valid verdict; an answer with a higher number counts as an answer without a verdict. None sets no limit."""
     normalise: bool = attrs.field(default=False)
     """Map verdicts from `low` … `high` to 0 … 1."""
     votes: int = attrs.field(default=1, validator=AT_LEAST_ONE)

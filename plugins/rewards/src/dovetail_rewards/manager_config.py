@@ -131,7 +131,7 @@ class RemoteConfig(PluginSection):
     workers: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """The number of worker processes that the runtime starts on its machines, instead of `url`; needs `runtime.name=ray`."""
     manager: PluginSection = plugin_field("reward_manager", "naive")
-    """The reward manager that each worker runs: `naive` or `parallel` over the run's functions, `reward_model`, …"""
+    """The reward manager that each worker runs: `naive` or `parallel`, which call the run's reward functions; `reward_model`; …"""
     accelerators: int = attrs.field(default=0, validator=NOT_NEGATIVE)
     """Accelerators that each worker reserves, in addition to those of the runtime's pools."""
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)

@@ -86,6 +86,6 @@ class ProcessRewardModelConfig(ScoringModelConfig):
     aggregate: Literal["min", "last", "prod", "mean", "sum"] = "min"
     """Rule that combines the steps' probabilities into the response's score: the minimum, the last, the product, the mean or the sum."""
     rewards: Literal["outcome", "steps"] = "outcome"
-    """outcome: the score is the reward of the response; steps: each step's last token is rewarded with the change that the step makes
-    to the score of the steps so far.
+    """outcome: the score is the reward of the response; steps: the last token of each step gets a reward, the score
+    of the steps up to this step minus the score of the steps before it.
     """

@@ -57,7 +57,9 @@ class OpenedData:
             before += size
 
     def verdicts(self, rows: Iterable[NumberedRow]) -> Iterator[RowVerdict]:
-        """Yield the score of each row's reference answers, from the run's source; for errors see `ExperienceSource.verdicts`."""
+        """Yield the score of each row's reference answer, as the run's experience source gives it; for errors see
+        `ExperienceSource.verdicts`.
+        """
         facts = source_facts(self.config)
         source = facts.plugins["source"]
         found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)

@@ -27,7 +27,7 @@ class HhRlhfConfig(PairsConfig):
     subset: Literal[
         "*", "harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled"
     ] = "*"
-    """One part of the dataset; `*`: all of them."""
+    """The part of the dataset to prepare; `*` for all parts."""
 
 
 @attrs.frozen(kw_only=True)

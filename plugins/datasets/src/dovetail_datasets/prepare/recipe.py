@@ -66,7 +66,7 @@ class DataRecipe(Plugin):
     rows_are: ClassVar[Examples] = "prompts"
     """The kind of the recipe's rows: prompts for a policy, or examples."""
     scored_by: ClassVar[str] = ""
-    """The reward function for the recipe's prompts, selected by their `data_source`."""
+    """The reward function for the recipe's prompts, selected by their `data_source`; empty if the rows are not prompts."""
     model: ClassVar[str] = "Qwen/Qwen2.5-0.5B-Instruct"
     """A model that can be trained on the rows, for the training command that is printed."""
     distinct: ClassVar[bool] = False

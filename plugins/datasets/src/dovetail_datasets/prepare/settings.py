@@ -32,7 +32,7 @@ def recipe_named(text: str, overrides: Sequence[str]) -> DataRecipe:
 
     Raises:
         PluginError: there is no such recipe, or it can't be loaded; the message names the nearest.
-        ConfigError: the recipe takes no argument or lacks one, or a setting is wrong.
+        ConfigError: an argument is given to a recipe that takes none, a required one is missing, or a setting is wrong.
     """
     name, colon, argument = text.partition(":")
     ref = ref_for(KIND, PluginSection(name=name))

@@ -105,7 +105,7 @@ class TestJudge(RewardManagerConformance):
 
 
 def judge_rows(request: Any, _headers: dict[str, str]) -> tuple[int, Any]:
-    """Return the HTTP status and body of a judge that scores a row as the suite's reward function does."""
+    """Answer a request as a judge: return the HTTP status, and a body with the score of the suite's reward function for the row."""
     row = json.loads(request["messages"][0]["content"])
     try:
         verdict = compute_score(*row)

@@ -41,13 +41,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def after_label(text: str, *, stated: bool = False) -> str | None:
-    """Return the text after the last `Answer:` or `answer is`, up to the end of its line; None without such a label.
+    """Return the text after the last label `Answer:` or `answer is`, up to the end of its line; None without a label or without text.
 
     Surrounding Markdown marks are removed. If the label ends its line, the next line with text is returned.
 
     Args:
         text: the response.
-        stated: whether only `Answer:` counts, in upper or lower case.
+        stated: whether only `Answer:`, in upper or lower case, counts as a label.
     """
     label = last_match(_STATED_LABEL if stated else _LABEL, text)
     if label is None:

@@ -87,7 +87,7 @@ from math import ceil, floor, gcd, inf, sqrt
 
 @attrs.frozen(kw_only=True)
 class Told:
-    """A driver program's report on one test case."""
+    """The report on one test case by the program that runs the tests (the driver)."""
 
     value: Any = None
     """The call's result, as a JSON value."""
@@ -96,7 +96,7 @@ class Told:
     error: str = ""
     """The exception, if the call raised or the assertion failed."""
     fault: str = ""
-    """The reason why the tests can't run outside the response's process, whatever the response; empty if they can."""
+    """The reason why these tests can't run outside the response's process, whichever response is tested; empty if they can."""
 
 
 @attrs.frozen(kw_only=True)
@@ -108,7 +108,7 @@ class Driver:
     answer: Program | None = None
     """The program with the response's code, if the tests run in a separate process; else None."""
     token: str = ""
-    """The token that marks an assertion that held; empty for calls."""
+    """The secret text that the driver reports for each assertion that held; empty if the test cases are calls."""
 
     def read(self, stdout: bytes) -> dict[int, Told]:
         """Return the report on each test case by its index, from the driver's output; cases that did not run are absent."""
@@ -135,7 +135,7 @@ class Driver:
 
 
 def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds: float) -> Driver:
-    """Return a driver that calls `function`, or the `Solution` method with that name, once for each list of arguments.
+    """Return a driver: a program that calls `function`, or the `Solution` method with that name, once for each list of arguments.
 
     Args:
         source: the response's code.
@@ -150,7 +150,7 @@ def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds:
 def assert_driver(
     source: str, setup: str, tests: Iterable[str], seconds: float, *, in_process: bool
 ) -> Driver:
-    """Return a driver that runs `setup` and then each test, in the response's process or in a separate one."""
+    """Return a driver: a program that runs `setup` and then each test, in the response's process or in a separate one."""
     tests, token = list(tests), secrets.token_hex(16)
     task = {"cases": tests, "token": token, "prelude": setup}
     if in_process:

@@ -137,8 +137,8 @@ def normal_answer(text: str) -> str:
 def same_text(answer: str, truth: str) -> bool | None:
     """Return whether two answers have the same normal form, ignoring the case of words; None if the normal forms do not decide.
 
-    Answers are different if they differ as whole numbers, in their units, or as words of at least four letters. math-verify would read such
-    words as products.
+    Answers with different whole numbers, different units or different words of at least four letters are different. (math-verify would
+    read such words as products.)
     """
     (first, unit), (second, other_unit) = _without_unit(answer), _without_unit(truth)
     if unit and other_unit and unit != other_unit:

@@ -57,7 +57,7 @@ class MathProcesses:
 
         Raises:
             MathTimeoutError: comparing the ground truth with the number 1 takes longer than `limit`.
-            RewardError: the process died, or the ground truth can't be compared with the number 1 either.
+            RewardError: the process died, or the ground truth can be compared neither with the answer nor with the number 1.
         """
         reply = self._compare(truths, answer, limit)
         if "equal" not in reply:

@@ -22,8 +22,8 @@ class BatchManager(FunctionManager):
     in threads of this process; further samples wait. `reward.timeout` holds for a call. A function on single samples is called for one
     sample after the other.
 
-    An entry that is not a reward fails its own sample. A result of the wrong length fails every sample of the call. If a call raises, both
-    halves are called again (`split`), so that only samples that raise by themselves fail.
+    An entry of the result that is not a valid reward fails only its own sample. A result of the wrong length fails every sample of the
+    call. If a call raises, both halves are called again (`split`), so that only samples that raise by themselves fail.
     """
 
     name = "batch"

@@ -22,9 +22,9 @@ class Spending:
 
 
 class Budget:
-    """Limits the requests and tokens in any period of `window` seconds. Requests are admitted in order of arrival.
+    """Limits the requests and tokens in any period of `window` seconds. Requests wait in order of arrival until they fit the limits.
 
-    A request with more tokens than the whole budget is admitted when the last `window` seconds had no other request.
+    A request with more tokens than the whole budget starts when the last `window` seconds had no other request.
 
     Args:
         requests_per_minute: the limit of requests; None for no limit.

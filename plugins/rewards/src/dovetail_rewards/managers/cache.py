@@ -43,7 +43,7 @@ class OutcomeCache:
         return self._kept[key]
 
     def put(self, key: bytes | None, outcome: Outcome) -> None:
-        """Store an outcome under a key, if the outcome is a score."""
+        """Store a score under its cache key. An outcome that is a failure is not stored, nor is a score without a key."""
         if key is None or not isinstance(outcome, Score):
             return
         self._kept[key] = outcome

@@ -51,9 +51,9 @@ class BatchQueue(Generic[Item]):
         self._begin()
 
     async def submit(self, sample: Item, time: RunningTime) -> Outcome:
-        """Score a sample in a batch and return its outcome. The sample's time counts from the batch's start; cancellation removes it.
+        """Score a sample in a batch, and return its score or failure. The sample's running time counts from the batch's start.
 
-        A batch's call is cancelled when no caller waits for it any longer.
+        Cancelling this call removes the sample from the queue. A batch is cancelled when all calls that wait for it are cancelled.
         """
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # futures and tasks of an abandoned loop can't complete

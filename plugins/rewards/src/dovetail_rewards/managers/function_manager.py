@@ -26,7 +26,7 @@ from dovetail_rollouts import RewardCall, RewardFunctions, failure_from, outcome
 
 
 class FunctionManager(RewardManager):
-    """Scores samples one by one with the function of each row; a subclass decides how to call functions.
+    """Scores samples one by one, each with the reward function that its row selects. A subclass decides how functions are called.
 
     A subclass's Config extends `CachingConfig`.
     """
@@ -36,10 +36,10 @@ class FunctionManager(RewardManager):
         self.cache = OutcomeCache(config.cache_size)
 
     def start(self) -> None:
-        """Check that the context holds reward functions.
+        """Check that the run has given the manager reward functions, in its context.
 
         Raises:
-            ConfigError: the context holds no RewardFunctions.
+            ConfigError: the context has no reward functions.
         """
         require_functions(type(self).name, self.context)
 

@@ -32,9 +32,11 @@ class GroupManager(FunctionManager):
     """Scores a prompt's responses together, when the last response is generated.
 
     A function on lists is called once for the group. A function on pairs, `compare(prompt, solution_a, solution_b, …)`, returns the
-    preference p(a, b) for the first response, from 0 to 1. A response's score is its mean preference over the other responses:
+    preference p(a, b) for the first response, from 0 to 1. The score of response i of n is its mean preference over the other responses:
 
-    score_i = 1/(n − 1) Σ_{j≠i} p_ij, p_ij = ½ (p(i, j) + 1 − p(j, i)) with `both_orders`, else p_ij = 1 − p_ji = p(i, j), i < j
+    score_i = 1/(n − 1) Σ_{j≠i} p_ij
+
+    With `both_orders`, p_ij = ½ (p(i, j) + 1 − p(j, i)). Otherwise only p(i, j) with i < j is computed: p_ij = p(i, j), p_ji = 1 − p_ij.
 
     A failed comparison fails both of its samples; a group of one sample fails. A function on single samples is called for each sample.
     `reward.timeout` holds for a group.

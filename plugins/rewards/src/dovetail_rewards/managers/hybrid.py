@@ -35,8 +35,8 @@ class HybridManager(RewardManager):
 
     Scorers between two gates run concurrently. The score of scorer `k` is the component `k` of the reward; the scorer's own components are
     `k/part`. (The advantage estimator `gdpo` normalises components.) For a scorer that a gate skipped, the component is the scorer's option
-    `skipped`. If any scorer fails, the sample fails with the same failure kind. If a scorer rewards tokens, the other scorers' weighted
-    scores are added at the last token.
+    `skipped`. If any scorer fails, the sample fails with the same failure kind. If a scorer gives each token a reward, the other scorers'
+    weighted scores are added at the last token.
 
     Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a language model, … Each manager has its own
     capacity limit; waiting for free capacity does not count as running time.

@@ -52,7 +52,7 @@ class InnerManager:
 
         Args:
             ref: the reference to the manager's class and config.
-            context: the manager's context.
+            context: what the manager gets from the run, such as its reward functions and its logger.
             key: the config key that selects the manager, for messages.
             outer: the outer manager, for messages.
 
@@ -74,7 +74,7 @@ class InnerManager:
         return cls(manager)
 
     async def score(self, sample: Sample, time: RunningTime) -> Outcome:
-        """Return the outcome of a sample; waiting for free capacity does not count as running time."""
+        """Return the score or the failure of a sample; waiting for free capacity does not count as running time."""
         if self._places is None:
             return await self._ask(sample, time)
         async with self._places.one(time):

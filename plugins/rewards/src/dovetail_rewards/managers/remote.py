@@ -49,7 +49,7 @@ class RemoteManager(RewardManager):
     """Sends batches of samples to a scoring service or to worker processes.
 
     `url` names an HTTP service: see `HttpService`. `workers` is the number of processes that the runtime starts on its machines. Each
-    process runs the manager that `manager` selects over the run's own functions: see `ScoringWorkers`.
+    process runs the reward manager that the option `manager` selects, with the run's reward functions: see `ScoringWorkers`.
 
     In a config:
 

@@ -44,12 +44,12 @@ class TaskSetup:
 
 @attrs.frozen(kw_only=True)
 class Ask:
-    """One request to a worker: to score samples, to answer a ping, or to sleep."""
+    """One request to a worker: to score samples, to answer a ping, or to let its reward manager sleep (release memory)."""
 
     what: Literal["score", "ping", "sleep"]
     samples: tuple[Sample, ...] = ()
     limit: float | None = None
-    """Seconds that each sample may run."""
+    """Seconds that the scoring of one sample may take; None for no limit."""
 
 
 def make_task(given: bytes, logger: Logger) -> ScoringTask:
@@ -74,7 +74,7 @@ class ScoringTask:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """Answer one request, a pickled Ask, and return the outcomes, encoded by `packed`."""
+        """Answer one request, a pickled Ask, and return the scores or failures of its samples, encoded by `packed`."""
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)
@@ -98,7 +98,7 @@ class ScoringTask:
 
 
 def packed(outcomes: Sequence[Outcome]) -> bytes:
-    """Return outcomes as a JSON list of texts, one from `pack_outcome` for each."""
+    """Return scores and failures as a JSON list, in which each is the text that `pack_outcome` returns."""
     return json.dumps([pack_outcome(outcome) for outcome in outcomes]).encode()
 
 

@@ -57,12 +57,12 @@ class _LostError(Exception):
 
 
 class ScoringWorkers:
-    """Workers that score batches, each with a reward manager over the run's functions.
+    """Worker processes that score batches of samples. Each worker runs a reward manager, with the run's reward functions.
 
     A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for the
-    length of the limit is pinged, and killed if it does not answer in the same time. When a worker dies, each of its samples is scored
-    again, alone on a worker; a sample that ends a second worker fails with `crash` or `timeout`. A dead worker is restarted, at most
-    `restarts` times in a row.
+    length of the limit is pinged, and killed if it does not answer within the same length of time. When a worker dies, each of its
+    samples is scored again, alone on a worker; if that worker dies too, the sample fails with `crash` or `timeout`. A dead worker is
+    restarted, at most `restarts` times in a row.
 
     Args:
         config: a config whose `workers` is set.
@@ -103,7 +103,7 @@ class ScoringWorkers:
         self._places = [_Place(worker) for worker in runtime.task_workers(spec)]
 
     async def score(self, samples: Sequence[Sample], limit: float | None) -> list[Outcome]:
-        """Return the outcomes of a batch, one per sample in order.
+        """Score a batch, and return the score or the Failure of each sample, in order.
 
         Args:
             samples: the samples of a batch.
@@ -124,7 +124,7 @@ class ScoringWorkers:
             return list(await asyncio.gather(*(self._alone(sample, limit) for sample in samples)))
 
     def sleep(self) -> None:
-        """Ask the workers' managers to sleep, without waiting for an answer."""
+        """Ask the workers' reward managers to release memory until the next call (`RewardManager.sleep`), without waiting for an answer."""
         for place in self._places:
             if place.worker.lost is None:
                 place.worker.call(pickle.dumps(Ask(what="sleep")))

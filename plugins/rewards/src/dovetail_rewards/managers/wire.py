@@ -28,7 +28,7 @@ def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
 
 
 def pack_outcome(outcome: Outcome) -> str:
-    """Return an outcome as JSON; extras that JSON can't represent are replaced by their repr."""
+    """Return an outcome (a score or a failure) as JSON. A score's `extras` that JSON can't represent are replaced by their repr."""
     if isinstance(outcome, Failure):
         return json.dumps(["failure", str(outcome.kind), outcome.message, outcome.retryable])
     rewards = None if outcome.token_rewards is None else outcome.token_rewards.tolist()
@@ -40,7 +40,7 @@ def pack_outcome(outcome: Outcome) -> str:
 
 
 def unpack_outcome(text: Any) -> Outcome:
-    """Return the outcome that `pack_outcome` packed.
+    """Return the score or the failure from the text that `pack_outcome` returned.
 
     Raises:
         Garbled: the text is not an outcome.

@@ -64,7 +64,7 @@ class ProcessRewardModelManager(RewardModelManager):
         self._reader = StepReader(self.config, tokenizer, longest(self._model, tokenizer))
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
-        """Return the outcome of a text from the probabilities of its steps."""
+        """Return the score or the failure of a text from the probabilities of its steps, which `logit` holds."""
         from dovetail_rewards.models.step_model import steps_of
 
         config, probabilities_S, sample = self.config, np.array(logit, np.float64), text.sample

@@ -19,7 +19,7 @@ class OutputStreams:
     """The output streams and the status socket of one sandboxed program.
 
     Args:
-        status: the socket on which the helper reports; closing this end asks the helper to end the program.
+        status: the socket on which the sandbox's helper process reports; closing this end asks the helper to end the program.
         stdout: reading end of standard output.
         stderr: reading end of standard error.
         limit: the byte limit of each stream.

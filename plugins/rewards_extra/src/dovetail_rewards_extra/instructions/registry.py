@@ -76,7 +76,7 @@ def instruction(name: str) -> Callable[[Check], Check]:
 
 
 def compare(count: int, relation: str, bound: int) -> bool:
-    """Return whether a count has the given relation to a bound."""
+    """Return whether a count is less than a bound (`relation` "less than") or at least the bound ("at least")."""
     return count < bound if relation == "less than" else count >= bound
 
 

@@ -39,7 +39,7 @@ def has_keyword_often(
 def has_letter_often(
     text: str, *, letter: str, let_frequency: int, let_relation: Relation = "at least"
 ) -> bool:
-    """Check that a letter, ignoring case, occurs at least `let_frequency` times, or less often with "less than"."""
+    """Check that a letter, ignoring case, occurs at least `let_frequency` times or, with `let_relation` "less than", less often."""
     return compare(text.casefold().count(letter.casefold()), let_relation, let_frequency)
 
 
@@ -59,7 +59,7 @@ def is_upper_case(text: str) -> bool:
 def has_capital_words(
     text: str, *, capital_frequency: int, capital_relation: Relation = "at least"
 ) -> bool:
-    """Check that at least `capital_frequency` words, or fewer with `capital_relation` "less than", are in capitals."""
+    """Check that at least `capital_frequency` words or, with `capital_relation` "less than", fewer words are in capitals."""
     return compare(
         sum(word.isupper() for word in WORD.findall(text)), capital_relation, capital_frequency
     )

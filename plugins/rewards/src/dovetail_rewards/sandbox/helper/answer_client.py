@@ -135,7 +135,8 @@ class AnswerClient:
     def resolve(self, name: str, namespace: dict[str, Any]) -> None:
         """Put the object that the response's module holds under this name, if any, into a namespace.
 
-        A module that the response imported is imported in this process, under its own name only.
+        A module or object that the response imported is imported in this process instead of being copied. A module under another name
+        than its own or a usual alias (`np`, `pd`) is left out.
         """
         reply = self.exchange({"do": "name", "name": name})
         with self._reading():

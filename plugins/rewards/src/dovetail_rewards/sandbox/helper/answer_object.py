@@ -110,7 +110,7 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 class TypeOfCopy(type):
-    """Replacement of `type` for the tests, which refuses proxies: a proxied object's type exists only in the response's process."""
+    """Replacement of `type` for the tests. It refuses proxies, since a proxied object's type exists only in the response's process."""
 
     def __new__(cls, *args: Any, **named: Any) -> Any:
         """Return the type of the one argument, or a new class."""

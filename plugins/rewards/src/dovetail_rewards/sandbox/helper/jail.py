@@ -30,7 +30,10 @@ _BASE = "/tmp"  # noqa: S108 - a mount of our own covers it, in our namespace al
 
 
 def readable(extra: list[str]) -> list[str]:
-    """Return the existing paths among `extra` and those that the interpreter needs, without nested paths; symbolic links are kept."""
+    """Return the existing paths that programs may read: system paths, the interpreter's directories and `extra`.
+
+    A path below another one is left out. System paths may be symbolic links; in the other paths, links are resolved.
+    """
     prefixes = [sys.base_prefix, sys.base_exec_prefix, os.path.dirname(os.__file__)]
     paths = [os.path.realpath(path) for path in (*prefixes, *extra)]
     wanted = sorted(path for path in {*_SYSTEM, *paths} if os.path.lexists(path) and path != "/")
@@ -38,7 +41,9 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Return the symbolic links in a program's root file system: targets by path. No link takes the place of a readable path's parent."""
+    """Return the symbolic links in a program's root file system: targets by path. A link that would replace a parent of one of `paths`
+    is left out.
+    """
     return {
         link: target
         for link, target in {**_LINKS, **{each: f"{WORK}{each}" for each in folders}}.items()

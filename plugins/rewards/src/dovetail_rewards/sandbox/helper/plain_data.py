@@ -101,7 +101,7 @@ def _encoded_array(value: Any) -> list[Any]:
 
 
 def decode(data: Any, kept: Callable[..., object]) -> Any:
-    """Return the value that `encode` encoded; `kept` returns the object for a reference or an import."""
+    """Return the value that `encode` encoded; `kept` is a function that returns the object for a placeholder (see `encode`)."""
     if not isinstance(data, list):
         return data
     name, *parts = data
@@ -119,7 +119,7 @@ def decode(data: Any, kept: Callable[..., object]) -> Any:
 
 
 def change(ours: Any, theirs: Any) -> None:
-    """Apply the changes that the other process made to its copy of a mutable value; immutable values are unchanged."""
+    """Make the mutable value `ours` equal to `theirs`, its copy that the other process changed; immutable values are unchanged."""
     if isinstance(ours, (list, bytearray)):
         ours[:] = theirs
     elif isinstance(ours, (dict, set, collections.deque)):

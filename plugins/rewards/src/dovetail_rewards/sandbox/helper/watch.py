@@ -217,8 +217,8 @@ def remove_stale(base: str, procfs: int) -> None:
 def remove(directory: str, top: int, procfs: int) -> None:
     """Remove a directory and everything below it, at any depth and with any modes; no link is followed.
 
-    Every nested directory is first moved up to the top, so that paths stay short and no descriptor per level is needed. The directory's new
-    name is drawn at random after all programs have ended, so that no program could take the name before.
+    Every nested directory is first moved up to the top under a random name, so that paths stay short and no descriptor per level is
+    needed. The names are drawn after all programs have ended, so that no program could take a name before.
 
     Args:
         directory: the path of the directory.
