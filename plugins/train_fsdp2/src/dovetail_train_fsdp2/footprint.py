@@ -85,7 +85,7 @@ def working_memory(
 
     Raises:
         DovetailError: the model can't be built from its config.
-        Exception: the model can't run without data; one of `UNTRACEABLE`.
+        Exception: the model can't run on the meta device, where tensors have no values; the type is one of `UNTRACEABLE`.
     """
     assert context.model is not None
     dtype = getattr(torch, context.model.dtype)

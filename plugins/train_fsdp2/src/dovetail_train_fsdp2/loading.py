@@ -82,6 +82,11 @@ def read_shards(
 ) -> None:
     """Fill this rank's shards from the checkpoint's files, which hold the tensors in their unsharded shapes.
 
+    Args:
+        tensors: the tensors to fill, by name in memory.
+        places: the tensors' names in the checkpoint, by name in memory, as `stored_places` returns them.
+        section: the config section with the checkpoint's path.
+
     Raises:
         ModelError: a file can't be read.
     """
