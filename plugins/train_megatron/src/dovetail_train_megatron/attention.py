@@ -40,7 +40,7 @@ class Fed:
 
 
 class PackRegistry:
-    """The packs in a model's current forward and backward passes, by number."""
+    """The packs (packed micro-batches) in a model's current forward and backward passes, by number."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
         """Create an empty registry.
@@ -58,7 +58,7 @@ class PackRegistry:
 
         Args:
             pack: the pack, the same on all context-parallel ranks.
-            mine: the range of the pack's tokens on this rank.
+            mine: the range of the pack's tokens that this rank holds.
         """
         number = len(self._fed)
         positions_T = sent(pack.positions_F[mine], self._device).float()

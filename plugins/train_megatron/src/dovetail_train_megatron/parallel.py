@@ -98,7 +98,11 @@ class Parallel:
         return groups
 
     def replicas(self, *, expert: bool) -> Any:
-        """Return the group of ranks that hold copies of a parameter, over which the parameter's gradients are summed."""
+        """Return the group of ranks that hold copies of a parameter, over which the parameter's gradients are summed.
+
+        Args:
+            expert: whether the parameter belongs to an expert.
+        """
         if expert:
             return self.state.get_expert_data_parallel_group()
         return self.state.get_data_parallel_group(with_context_parallel=True)
