@@ -59,7 +59,8 @@ class TokenBytes:
     dear: float
     """Bytes per token if the layer keeps its input and the results of matrix products and attention."""
     compiled: float
-    """Bytes per token if the layer is compiled: as `dear`, plus inputs of matrix products that are wider than the hidden states."""
+    """Bytes per token if the layer is compiled. It then keeps its input, the results of matrix products and attention, and those inputs of
+    matrix products that are wider than the hidden states."""
     input: float
     """Bytes per token if the layer keeps only its input."""
 

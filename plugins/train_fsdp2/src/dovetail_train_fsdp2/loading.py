@@ -48,7 +48,7 @@ def stored_places(
 
     Args:
         model: the language model, without an adapter.
-        trunk: the same model, or its base.
+        trunk: the part to load: the same model, or its base without the head.
         checkpoint: the checkpoint to search.
 
     Returns:

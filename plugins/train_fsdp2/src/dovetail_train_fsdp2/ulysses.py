@@ -36,7 +36,7 @@ class RankLayout:
 
 
 class SequenceParallel:
-    """A group of ranks that each hold a part of every pack's tokens.
+    """A group of ranks that each hold a part of the tokens of every pack (packed micro-batch).
 
     Attributes:
         size: the number of ranks, C.
@@ -107,7 +107,9 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """Return this rank's group along the mesh's axis `cp`, whose ranks hold a part of each pack; None if the axis has one rank.
+    """Return this rank's group along the mesh's axis `cp`; None if the axis has one rank.
+
+    Each rank of the group holds a part of every pack (packed micro-batch).
 
     Collective over all ranks of the mesh, which must be torch's default process group.
 
