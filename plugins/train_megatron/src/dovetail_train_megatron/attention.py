@@ -28,7 +28,7 @@ Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fed:
-    """Sequences and rotary angles of one pack, as attention needs them."""
+    """Sequences and rotary angles of one pack (packed micro-batch), as attention needs them."""
 
     sequences: Sequences
     """The boundaries of the whole pack's sequences, over all ranks among which the pack is divided."""

@@ -80,7 +80,7 @@ class Parallel:
 
     @property
     def cp_group(self) -> Any:
-        """The group of ranks among which each pack is divided."""
+        """The group of ranks among which each pack (packed micro-batch) is divided."""
         return self.state.get_context_parallel_group()
 
     @property
