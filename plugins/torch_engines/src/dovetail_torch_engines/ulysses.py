@@ -73,7 +73,7 @@ class ScoredShare:
     """The scored tokens of one rank, padded to M, the largest number of any rank."""
 
     own: np.ndarray
-    """int64: indices of the rank's own scored tokens among all R, at most M."""
+    """int64, at most M: indices of the rank's own scored tokens among the pack's R scored tokens."""
     source_M: np.ndarray
     """int64 [M]: position, among the rank's T tokens, from which each scored token is predicted; 0 for padding."""
     place_R: np.ndarray
