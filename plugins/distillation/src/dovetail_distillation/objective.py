@@ -78,7 +78,8 @@ class Distill(Objective):
 
     @classmethod
     def outputs(cls, config: DistillConfig) -> tuple[OutputSpec, ...]:
-        """Return `log_probs_at` of the teacher's most likely words, or `log_probs`, and the outputs of the objective in `plus`.
+        """Return `log_probs_at` of the teacher's most likely words, or `log_probs` if the divergence is of sampled tokens alone; and the
+        outputs of the objective in `plus`.
 
         Raises:
             ConfigError: the objective in `plus` computes `log_probs_at` of other words.
