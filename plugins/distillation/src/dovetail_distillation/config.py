@@ -24,7 +24,7 @@ class ServeSection:
     replicas: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """The number of servers; a request goes to the server with the fewest running requests."""
     accelerators: int = attrs.field(default=1, validator=NOT_NEGATIVE)
-    """Accelerators per server, in addition to the pools' accelerators; tensor parallelism divides the model over them. 0: run on CPUs."""
+    """Accelerators per server, in addition to those of the run's roles; tensor parallelism divides the model over them. 0: run on CPUs."""
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """CPUs that each server reserves."""
     python: str | None = None
@@ -93,7 +93,7 @@ class TeacherAdvantageConfig(PluginSection):
     dominate a step.
     """
     max_divergence: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Bound of a token's absolute log-ratio in nats, such as 10."""
+    """Bound of each token's |log π_teacher − log π_old| in nats, such as 10; values beyond it are clipped."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,7 +102,7 @@ class DistillConfig(PluginSection):
 
     divergence: Literal["forward_kl", "reverse_kl", "jsd", "k1+", "k2", "k3", "k3+"] = "forward_kl"
     """`forward_kl`, `reverse_kl` and `jsd` compare the teacher's `top_k` most likely words; the others estimate the reverse KL from the
-    sampled token alone.
+    sampled token alone. `k1+` and `k3+` have the values of the estimates k1 and k3, and the gradient of k2.
     """
     top_k: int = attrs.field(default=32, validator=attrs.validators.ge(1))
     """Number of the teacher's most likely words (vocabulary tokens) that are compared at each token."""

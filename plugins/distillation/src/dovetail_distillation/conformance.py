@@ -85,8 +85,9 @@ class TestDistill(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ D / T, for `coef` c and the divergences D of T tokens, and its gradient with respect to the student's
-        log-probabilities, [T, K].
+        """Return the loss, and its gradient with respect to the student's log-probabilities, [T, K].
+
+        The loss is c Σ D / T, with c the config's `coef` and D the divergences of the T tokens.
         """
         config, shown_T = self.config, mini_batch["response_mask"].values
         teacher_TK = mini_batch[TOP_LOG_PROBS].values.astype(np.float64)[shown_T]
@@ -136,7 +137,10 @@ class TestDistillByToken(TestDistill):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return c Σ ½ d² / T, for `coef` c and d = log π − log π_teacher of T tokens, and its gradient with respect to log π, [T]."""
+        """Return the loss, and its gradient with respect to log π, [T].
+
+        The loss is c Σ ½ d² / T, with c the config's `coef` and d = log π − log π_teacher at each of T tokens.
+        """
         shown_T = mini_batch["response_mask"].values
         away_T = outputs["log_probs"].astype(np.float64) - mini_batch[LOG_PROBS].values
         away_T = np.where(shown_T, away_T, 0) * self.config.coef / shown_T.sum()

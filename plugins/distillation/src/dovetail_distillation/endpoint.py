@@ -94,7 +94,8 @@ class Endpoint:
             top_k: the number K of most likely words; 0 for none.
 
         Returns:
-            The teacher's columns, [T] and [T, K]; masked tokens hold 0.
+            The columns `teacher_log_probs` (float32 [T], for T response tokens), `teacher_top_ids` (int32 [T, K]) and
+            `teacher_top_log_probs` (float32 [T, K]); masked tokens hold 0.
 
         Raises:
             TeacherError: a request failed on every try.

@@ -68,8 +68,8 @@ class Distill(Objective):
 
     @classmethod
     def spec(cls, plugin: PluginRef, scalars: Mapping[str, float]) -> ObjectiveSpec:
-        """Return the spec as `Objective` does. If the config adds a second objective (`plus`), the spec also has that objective's unit and
-        columns.
+        """Return the spec as `Objective` does. If the config adds a second objective (`plus`), the spec also has that objective's
+        columns, and its unit: the samples that share a loss, such as a pair.
         """
         own, plus = super().spec(plugin, scalars), _plus(plugin.config)
         if plus is None:
@@ -78,7 +78,8 @@ class Distill(Objective):
 
     @classmethod
     def outputs(cls, config: DistillConfig) -> tuple[OutputSpec, ...]:
-        """Return `log_probs_at` of the teacher's most likely words, or `log_probs`, and the outputs of the objective in `plus`.
+        """Return `log_probs_at` of the teacher's most likely words, or `log_probs` if the divergence is of sampled tokens alone; and the
+        outputs of the objective in `plus`.
 
         Raises:
             ConfigError: the objective in `plus` computes `log_probs_at` of other words.
@@ -97,7 +98,7 @@ class Distill(Objective):
 
     @classmethod
     def requires(cls, config: DistillConfig) -> frozenset[str]:
-        """Return `response_mask`, and the teacher's columns."""
+        """Return `response_mask`, and `teacher_top_log_probs` or, for divergences of the sampled token alone, `teacher_log_probs`."""
         by_words = config.divergence in DIVERGENCES
         return frozenset({"response_mask", TOP_LOG_PROBS if by_words else LOG_PROBS})
 

@@ -57,7 +57,7 @@ def check_columns(batch: Batch, outputs: Sequence[OutputSpec], vocabulary: int) 
 
 
 def columns_read(outputs: Iterable[OutputSpec]) -> list[str]:
-    """Return the sorted names of the columns that these outputs read beyond the columns of every forward pass."""
+    """Return the sorted names of the columns that these outputs read, without the columns that every forward pass reads."""
     return sorted(set().union(*(output.reads for output in outputs)))
 
 

@@ -32,6 +32,8 @@ def row_scores(
 ) -> tuple[Float32[Tensor, "C"], Float32[Tensor, "C"], Float32[Tensor, "C"], Float32[Tensor, "C"]]:
     """Return log-probability, entropy, Σ p² and log Σ e^z of each row of logits, in one pass.
 
+    z are the row's logits plus bias, divided by the temperature; p is their softmax.
+
     Args:
         logits_CV: float16, bfloat16 or float32 [C, V], rows contiguous.
         bias_V: float32 [V] or None.
@@ -67,7 +69,10 @@ def into_gradient(
     entropies_C: Float32[Tensor, "C"],
     grad_entropies_C: Float32[Tensor, "C"] | None,
 ) -> None:
-    """Turn logits into their gradient in place: (g (1_y − p) − h p (log p + H)) / temperature, with softmax p and target y.
+    """Replace logits, in place, by the gradient of the loss with respect to them.
+
+    The gradient of a row is (g (1_y − p) − h p (log p + H)) / temperature. Here p is the softmax, 1_y is 1 at the target token and else 0,
+    H is the entropy, g is the loss's gradient with respect to the target's log-probability, and h that with respect to the entropy.
 
     Args:
         logits_CV: as for `row_scores`; [C, V], overwritten with the gradient in the same dtype.

@@ -26,7 +26,7 @@ class Samples:
     """The lengths of a batch's samples, to divide the batch into micro-batches."""
 
     active: np.ndarray
-    """int64: the indices of samples with a scored token; the model skips all other samples."""
+    """int64: the indices of samples that are fed to the model: those with a scored token, or in one unit with such a sample."""
     prompt_N: np.ndarray
     """int64 [N]: a number for each distinct prompt."""
     prompts_N: np.ndarray
@@ -38,7 +38,10 @@ class Samples:
 
     @classmethod
     def of(cls, batch: Batch, unit: Unit = "sample") -> Samples:
-        """Return the sizes of a batch's samples; the batch has the columns in `dovetail.interfaces.READS`, and the column of unit ids.
+        """Return the sizes of a batch's samples.
+
+        The batch has the columns in `dovetail.interfaces.READS`. It also has the column of unit ids if a unit (samples that stay in one
+        micro-batch) is not a single sample.
 
         The last scored token of a response is never fed to the model, since no token after it is predicted. A sample without scored
         tokens is fed only if another sample of its unit has scored tokens.
@@ -98,7 +101,14 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """Return cost, number of prompts, longest prompt and longest row of the micro-batch if rows of one prompt were added."""
+        """Return what the micro-batch would have if rows of one prompt were added: cost, number of prompts, longest prompt and longest row.
+
+        Args:
+            rows: the indices of the rows to add.
+            prompt: a number that identifies the prompt.
+            prompt_length: the number of tokens of the prompt if it is fed apart from the rows; 0 if each row includes it.
+            length: the number of tokens of the longest of these rows.
+        """
         prompts = self.prompts + (prompt != self.last_prompt)
         longest_prompt = max(self.longest_prompt, prompt_length)
         longest = max(self.longest, length)
@@ -115,7 +125,7 @@ class MicroBatchRows:
 def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) -> list[np.ndarray]:
     """Return the row indices of each micro-batch, int64 [B] each; empty micro-batches are added up to `at_least`, and to at least one.
 
-    The last micro-batch also has the samples without a scored token. They cost nothing, but the caller needs every sample.
+    The last micro-batch also has the samples that are not fed to the model. They cost nothing, but the caller needs every sample.
     """
     rows = [np.array(part.rows, np.int64) for part in parts]
     rows += [np.empty(0, np.int64)] * (max(1, at_least) - len(rows))

@@ -24,7 +24,7 @@ class Scored:
     token_R: np.ndarray
     """int64 [R]: positions of the scored tokens among the T response tokens."""
     row_R: np.ndarray
-    """int64 [R]: the sample of each scored token, as an index into `active_B`."""
+    """int64 [R]: the sample of each scored token, as an index into `active_B`, the samples with a scored token."""
     step_R: np.ndarray
     """int64 [R]: position of each scored token in its response."""
 

@@ -61,7 +61,7 @@ class Sequences:
 
 
 class Buckets:
-    """The sequences padded on the right, with those of similar length in one bucket."""
+    """Sequences padded on the right. Each bucket, one padded tensor, holds sequences of similar length."""
 
     def __init__(self, lengths: list[int], device: torch.device) -> None:
         lengths_S = np.asarray(lengths)

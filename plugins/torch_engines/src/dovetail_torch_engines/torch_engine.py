@@ -90,7 +90,9 @@ class TorchEngine(TrainEngine):
     def outputs(
         cls, config: PluginConfig, head: Literal["lm", "value"]
     ) -> Mapping[str, OutputSpec]:
-        """Return, by name, the outputs that every engine has and, for a language model, those of `TOKEN_OUTPUTS`."""
+        """Return, by name, the outputs that every engine has. A language model also has log-probabilities of K token ids at each token
+        (`TOKEN_OUTPUTS`).
+        """
         return {**super().outputs(config, head), **(TOKEN_OUTPUTS if head == "lm" else {})}
 
     @classmethod

@@ -27,7 +27,9 @@ from dovetail_torch_engines.sequences import sent
 def to_heads(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert all heads of this rank's T tokens to all F tokens of this rank's heads, by an all-to-all. Collective and differentiable.
+    """Send all heads of this rank's T tokens, and return this rank's heads of all F tokens, by an all-to-all.
+
+    Collective and differentiable.
 
     If C, the number of ranks, does not divide the key and value heads, these are repeated.
 
@@ -58,8 +60,9 @@ def to_heads(
 
 
 def to_tokens(attended_FHE: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return all heads of this rank's T tokens, [T, H, E], from all F tokens of this rank's heads, [F, H / C, E], for C ranks. Collective
-    and differentiable.
+    """Send this rank's heads of all F tokens, [F, H / C, E] for C ranks, and return all heads of this rank's T tokens, [T, H, E].
+
+    The inverse of `to_heads`; collective and differentiable.
     """
     by_rank = torch.unflatten(attended_FHE, 0, (dist.get_world_size(group), -1))
     return _exchanged(by_rank, group).transpose(0, 1).flatten(1, 2)
@@ -70,11 +73,11 @@ class ScoredShare:
     """The scored tokens of one rank, padded to M, the largest number of any rank."""
 
     own: np.ndarray
-    """int64: indices of the rank's own scored tokens among all R, at most M."""
+    """int64, at most M: indices of the rank's own scored tokens among the pack's R scored tokens."""
     source_M: np.ndarray
     """int64 [M]: position, among the rank's T tokens, from which each scored token is predicted; 0 for padding."""
     place_R: np.ndarray
-    """int64 [R]: index of each scored token of the pack among all ranks' C · M entries."""
+    """int64 [R]: index of each scored token of the pack in the concatenated M entries of each of the C ranks."""
 
     @classmethod
     def of(cls, source_R: np.ndarray, tokens: int, *, rank: int, ranks: int) -> ScoredShare:

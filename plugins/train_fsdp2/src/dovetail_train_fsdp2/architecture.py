@@ -86,10 +86,10 @@ def shares_prompts(model: PreTrainedModel) -> bool:
 
 
 def quadratic(trunk: PreTrainedModel) -> float:
-    """Return q in the relative cost n · (1 + q · n) of a sample of n tokens: q = F · H · D / N.
+    """Return q in the relative cost n · (1 + q · n) of a sample of n tokens.
 
-    A model of N parameters takes 2 N operations for a token, attention aside. Attention adds 4 · H · D operations in each of F layers for
-    each token that is attended to, on average n / 2. H is the number of heads and D their size.
+    q = F · H · D / N, for a model of N parameters with F layers, each with H heads of size D. A token takes 2 N operations without
+    attention. Attention to one other token adds 4 · H · D operations in each layer, and a token attends to n / 2 tokens on average.
     """
     config = trunk.config.get_text_config()
     layers, heads = (

@@ -36,7 +36,7 @@ class AttentionPack:
     prompts: Sequences | None = None
     """The boundaries of the prompts, which precede the responses; None if each sequence is a sample."""
     responses: Sequences | None = None
-    """The number of response tokens that attend to each prompt, in the order of `prompts`; None without prompts."""
+    """One sequence for each prompt, as long as all response tokens that attend to the prompt; None without prompts."""
     parallel: SequenceParallel | None = None
     """The ranks among which the pack's tokens are divided; None if this rank holds all tokens."""
 

@@ -98,7 +98,7 @@ class Fsdp2Config(AdaptableSection):
             )
 
     def mesh_axes(self) -> dict[str, int]:
-        """Return the size of the mesh's inner axis `cp`, along which each sequence is divided among ranks."""
+        """Return the size of each inner axis of the mesh, by name: only `cp`, along which each sequence is divided among ranks."""
         return {"cp": self.sequence_parallel_size}
 
     @property

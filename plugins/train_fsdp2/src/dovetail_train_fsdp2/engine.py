@@ -235,8 +235,9 @@ class Fsdp2Engine(TorchEngine):
 
     @classmethod
     def foreign_export(cls, source: Path) -> Callable[[Path], None] | None:
-        """Return a function that exports a checkpoint of verl's FSDP workers, with at most one file's tensors in memory. None for
-        other paths.
+        """Return a function that exports a checkpoint of verl's FSDP workers to a given folder, with at most one file's tensors in memory.
+
+        None if `source` is not such a checkpoint.
         """
         folder = checkpoint_in(source)
         return None if folder is None else partial(export_verl, folder)

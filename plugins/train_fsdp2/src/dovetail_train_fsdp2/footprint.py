@@ -59,7 +59,8 @@ class TokenBytes:
     dear: float
     """Bytes per token if the layer keeps its input and the results of matrix products and attention."""
     compiled: float
-    """Bytes per token if the layer is compiled: as `dear`, plus inputs of matrix products that are wider than the hidden states."""
+    """Bytes per token if the layer is compiled. It then keeps its input, the results of matrix products and attention, and those inputs of
+    matrix products that are wider than the hidden states."""
     input: float
     """Bytes per token if the layer keeps only its input."""
 
@@ -85,7 +86,7 @@ def working_memory(
 
     Raises:
         DovetailError: the model can't be built from its config.
-        Exception: the model can't run without data; one of `UNTRACEABLE`.
+        Exception: the model can't run on the meta device, where tensors have no values; the type is one of `UNTRACEABLE`.
     """
     assert context.model is not None
     dtype = getattr(torch, context.model.dtype)

@@ -48,10 +48,10 @@ class ModelRunner(nn.Module):
         sharded: whether the weights are sharded over ranks. If so, every forward pass is collective and gathers weights in the
             compute dtype, without autocast.
         can_share_prompts: whether several responses can attend to one prompt's keys and values.
-        parallel: the group of ranks that each hold a part of every pack, and so score the same samples; None if every rank holds whole
-            packs.
+        parallel: the group of ranks that each hold a part of every pack (packed micro-batch), and so score the same samples; None if
+            every rank holds whole packs.
         packs: whether samples can be packed end to end.
-        room: a function that returns the bytes of logits that currently may be kept for the backward pass.
+        room: a function that returns how many bytes of logits may currently be kept for the backward pass.
         section: the model's config section, with the path of its image processor.
         vision_everywhere: whether some rank trains on images, so that every rank must have gradients of the vision
             tower.

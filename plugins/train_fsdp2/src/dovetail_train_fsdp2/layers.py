@@ -76,7 +76,10 @@ def prepare_layers(
 def room_for_logits(
     trunk: PreTrainedModel, config: Fsdp2Config, device: torch.device
 ) -> Callable[[], int]:
-    """Return a function that gives the bytes of logits that fit beside the layers' activations, or 0 if none are to be kept."""
+    """Return a function that computes how many bytes of logits fit into memory beside the layers' activations.
+
+    The function returns 0 if the config keeps no logits (`keep_logits`), and on a CPU.
+    """
     if device.type == "cpu" or not config.keep_logits:
         return lambda: 0
     memory, outside = MemoryBudget(device, config.memory_limit_gib), _outside(trunk)

@@ -101,7 +101,7 @@ class MicroBatchLayout:
     tokens: int
     """Number of response tokens T, masked tokens and rows without a scored token included."""
     padding: int = 0
-    """Number of tokens in `fed` that are padding."""
+    """Number of padding tokens in the model's input, `fed`."""
     read: Mapping[str, np.ndarray] = attrs.field(factory=dict)
     """Values of the columns that the outputs read, at the R scored tokens: [R, …] by column name, integers as int64."""
 

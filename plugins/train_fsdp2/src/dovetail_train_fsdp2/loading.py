@@ -48,7 +48,7 @@ def stored_places(
 
     Args:
         model: the language model, without an adapter.
-        trunk: the same model, or its base.
+        trunk: the part to load: the same model, or its base without the head.
         checkpoint: the checkpoint to search.
 
     Returns:
@@ -81,6 +81,11 @@ def read_shards(
     tensors: Mapping[str, Tensor], places: Mapping[str, str], section: ModelSection
 ) -> None:
     """Fill this rank's shards from the checkpoint's files, which hold the tensors in their unsharded shapes.
+
+    Args:
+        tensors: the tensors to fill, by name in memory.
+        places: the tensors' names in the checkpoint, by name in memory, as `stored_places` returns them.
+        section: the config section with the checkpoint's path.
 
     Raises:
         ModelError: a file can't be read.

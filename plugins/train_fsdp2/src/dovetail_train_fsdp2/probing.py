@@ -35,7 +35,7 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Placeholder for an attention mask in a test run.
+    """Placeholder for an attention mask in a test run, which finds out whether samples can be packed.
 
     Args:
         tokens: the number of tokens that each token sees, itself included: the window's size, or `FAR` for all earlier tokens. None for a

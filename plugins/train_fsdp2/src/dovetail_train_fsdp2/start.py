@@ -57,9 +57,10 @@ def ranks_of(config: Fsdp2Config, context: PluginContext) -> Ranks:
 def load_runner(
     config: Fsdp2Config, context: PluginContext, ranks: Ranks
 ) -> tuple[ModelRunner, Sharding | None]:
-    """Load the context's model onto the context's device. A model that this run does not train gets no adapter.
+    """Load the context's model onto the context's device, and return its runner and its sharding.
 
-    A single process on the CPU holds the whole model. Otherwise the model is sharded, and loading is collective.
+    The sharding is None for a single process on the CPU, which holds the whole model. Otherwise the model is sharded, and loading is
+    collective. A model that this run does not train gets no adapter.
 
     Raises:
         ModelError: the model can't be loaded.
@@ -83,7 +84,7 @@ def load_runner(
 def empty_runner(
     model: PreTrainedModel, config: Fsdp2Config, context: PluginContext, dtype: torch.dtype
 ) -> ModelRunner:
-    """Return a runner with the context's head and the config's adapter, for a language model on the meta device."""
+    """Return the runner that computes outputs of a language model on the meta device, with the context's head and the config's adapter."""
     if context.head == "value":
         value_model = empty_value_model(model)
         return ValueRunner(value_model, dtype, _adapter(value_model.trunk, config, context))

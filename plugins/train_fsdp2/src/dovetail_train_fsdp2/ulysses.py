@@ -29,13 +29,14 @@ class RankLayout:
     """One rank's share of a packed layout."""
 
     layout: MicroBatchLayout
-    """The layout of the rank's F / C tokens. It has the lengths of all sequences, and M scored tokens: the rank's own, then padding."""
+    """The layout of the rank's tokens: F / C on each of C ranks, of the pack's F tokens with padding. It has the lengths of all sequences.
+    Its scored tokens are the rank's own, padded to M, the same number on every rank."""
     share: ScoredShare
     """The rank's share of the pack's scored tokens."""
 
 
 class SequenceParallel:
-    """A group of ranks that each hold a part of every pack's tokens.
+    """A group of ranks that each hold a part of the tokens of every pack (packed micro-batch).
 
     Attributes:
         size: the number of ranks, C.
@@ -79,7 +80,12 @@ class SequenceParallel:
         )
 
     def whole(self, scores: dict[str, Tensor], part: RankLayout) -> dict[str, Tensor]:
-        """Gather the scores of the whole pack by name, [R, …] each, from each rank's [M, …]. Collective."""
+        """Gather the scores of all ranks by name: [R, …] for the pack's R scored tokens, from [M, …] of each rank. Collective.
+
+        Args:
+            scores: this rank's scores by name, for its M scored tokens and padding.
+            part: this rank's share of the pack, as the method `part` returned it.
+        """
         return part.share.whole(scores, self.group)
 
 
@@ -101,7 +107,9 @@ def check_heads(trunk: PreTrainedModel, degree: int) -> None:
 def sequence_parallel(
     mesh: Mesh | None, rank: int, trunk: PreTrainedModel
 ) -> SequenceParallel | None:
-    """Return this rank's group along the mesh's axis `cp`, whose ranks hold a part of each pack; None if the axis has one rank.
+    """Return this rank's group along the mesh's axis `cp`; None if the axis has one rank.
+
+    Each rank of the group holds a part of every pack (packed micro-batch).
 
     Collective over all ranks of the mesh, which must be torch's default process group.
 

@@ -46,7 +46,7 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """Yield the manifest's tensors in the manifest's shapes. Each is gathered, merged with the adapter and cast on request.
+    """Yield the manifest's tensors in the manifest's shapes. Each tensor is gathered, merged with the adapter and cast on request.
 
     Collective, block by block, if the model is sharded: all ranks must iterate to the end. Every rank holds one block of tensors at
     a time, or all tensors that the architecture stores together.

@@ -28,7 +28,7 @@ Rotate = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @attrs.frozen(kw_only=True, eq=False)
 class Fed:
-    """Sequences and rotary angles of one pack, as attention needs them."""
+    """Sequences and rotary angles of one pack (packed micro-batch), as attention needs them."""
 
     sequences: Sequences
     """The boundaries of the whole pack's sequences, over all ranks among which the pack is divided."""
@@ -40,7 +40,7 @@ class Fed:
 
 
 class PackRegistry:
-    """The packs in a model's current forward and backward passes, by number."""
+    """The packs (packed micro-batches) in a model's current forward and backward passes, by number."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
         """Create an empty registry.
@@ -58,7 +58,7 @@ class PackRegistry:
 
         Args:
             pack: the pack, the same on all context-parallel ranks.
-            mine: the range of the pack's tokens on this rank.
+            mine: the range of the pack's tokens that this rank holds.
         """
         number = len(self._fed)
         positions_T = sent(pack.positions_F[mine], self._device).float()

@@ -190,7 +190,7 @@ def start_adapter(network: Network, table: TensorTable, section: LoraSection) ->
 
 
 def kept_name(name: str, network: Network) -> str:
-    """Return the name of a tensor in checkpoints; for a critic, names have the prefixes of trunk and head."""
+    """Return the name of a tensor in checkpoints. A critic's tensors, except the value head's, have the prefix `trunk` there."""
     if network.head == "lm" or name.startswith(VALUE_HEAD):
         return name
     return f"trunk.{name.removeprefix('model.')}"

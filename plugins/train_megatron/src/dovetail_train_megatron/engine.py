@@ -267,8 +267,10 @@ class MegatronEngine(TorchEngine):
 
 
 class NetworkSending(Sending):
-    """One rank's part in sending a network's weights. Rank 0 sends all weights; if the manifest has `receivers_on`, the first rank of each
-    machine sends them.
+    """Sends a network's weights to the rollout, on one rank.
+
+    If the manifest counts the receivers on each machine (`receivers_on`), the first rank of each machine sends to its machine's receivers.
+    Otherwise rank 0 sends to all receivers.
     """
 
     def __init__(

@@ -66,8 +66,9 @@ class Magnitudes(nn.Module):
         return {linear.name: self.m[key] for linear, key in updates.pieces() if key is not None}
 
     def factor(self) -> Tensor:
-        """Return each row's factor g = m / ‖W + s · B A‖, float32 [O] in Megatron's order; 1 for layers without an update. Collective
-        over tensor-parallel ranks.
+        """Return the factor g of each row of the weight, float32 [O] in Megatron's order. Collective over tensor-parallel ranks.
+
+        g = m / ‖W + s · B A‖, with m the row's magnitude, W the base weight and s the adapter's scale; 1 for layers without an update.
         """
         updates, _ = self._of
         with torch.no_grad():
@@ -77,7 +78,12 @@ class Magnitudes(nn.Module):
         return updates.fuse([self.m[n] if n in self.m else own[n] for n in names]) / norms
 
     def applied(self, output: Tensor, update: Tensor) -> Tensor:
-        """Return the layer's output [T, 1, O]: the base's output and the update, scaled by g."""
+        """Return the layer's output with DoRA, [T, 1, O]: the base's output plus the update, scaled by the rows' factors (see `factor`).
+
+        Args:
+            output: the output of the base layer, [T, 1, O].
+            update: the adapter's addition to it, [T, 1, O].
+        """
         _, base = self._of
         g = self.factor()
         inside = base.bias is not None and not base.skip_bias_add

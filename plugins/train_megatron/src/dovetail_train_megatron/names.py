@@ -84,7 +84,7 @@ class TensorTable:
         return self.adapter + [e for e in self.entries if e.name.startswith(VALUE_HEAD)]
 
     def hf_names(self, entry: Entry) -> list[str]:
-        """Return the names of the Hugging Face tensors that an entry consists of."""
+        """Return the names of the Hugging Face tensors that an entry, a tensor of Megatron, consists of."""
         if entry.adapted or entry.name.startswith(VALUE_HEAD):
             return [entry.name]
         return self._bridge._weight_name_mapping_mcore_to_hf(entry.name)  # noqa: SLF001

@@ -129,7 +129,7 @@ class Network:
         return [len(pack.ids_F) // self.multiple, 1, int(self.architecture.hf.hidden_size)]
 
     def forget(self) -> None:
-        """Drop all packs from the `PackRegistry`."""
+        """Drop all packs (packed micro-batches) from the `PackRegistry`, after the passes that used them."""
         self._packs.clear()
 
     def _whole(self, hidden: Tensor) -> Tensor:

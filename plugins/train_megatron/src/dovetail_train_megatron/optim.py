@@ -140,7 +140,13 @@ class MegatronOptimizer:
         return None
 
     def whole(self, parameter: nn.Parameter, kind: str, *, expert: bool) -> Tensor:
-        """Return a parameter's float32 weights (`weight`) or one of its moments, in the parameter's shape. Collective over its copies."""
+        """Return a parameter's float32 weights or one of its moments, in the parameter's shape. Collective over the parameter's copies.
+
+        Args:
+            parameter: a parameter of the network.
+            kind: `weight`, or the name of a moment.
+            expert: whether the parameter belongs to an expert.
+        """
         flat = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if (found := self.masters(parameter)) is not None:
             main, state, place = found

@@ -80,7 +80,7 @@ class Parallel:
 
     @property
     def cp_group(self) -> Any:
-        """The group of ranks among which each pack is divided."""
+        """The group of ranks among which each pack (packed micro-batch) is divided."""
         return self.state.get_context_parallel_group()
 
     @property
@@ -98,7 +98,11 @@ class Parallel:
         return groups
 
     def replicas(self, *, expert: bool) -> Any:
-        """Return the group of ranks that hold copies of a parameter, over which the parameter's gradients are summed."""
+        """Return the group of ranks that hold copies of a parameter, over which the parameter's gradients are summed.
+
+        Args:
+            expert: whether the parameter belongs to an expert.
+        """
         if expert:
             return self.state.get_expert_data_parallel_group()
         return self.state.get_data_parallel_group(with_context_parallel=True)

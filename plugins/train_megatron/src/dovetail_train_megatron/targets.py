@@ -28,7 +28,7 @@ class TargetLayer:
     fuse: Fuse
     """The function that combines the outputs of Hugging Face's layers in the order of Megatron's layer."""
     divided: int
-    """The dimension of the weight that is divided over tensor-parallel ranks."""
+    """The dimension along which tensor-parallel ranks divide the weight."""
 
 
 def linear_layers(architecture: Architecture) -> dict[str, int]:

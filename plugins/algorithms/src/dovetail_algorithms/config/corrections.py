@@ -41,8 +41,8 @@ class RejectionSection:
     """A criterion that excludes tokens from the loss."""
 
     by: CriterionName
-    """Divergence to bound: k1 (−log r), k2 (½ (log r)²) or k3 (r − 1 − log r) of each token, or its sum, mean or worst over a sample; r =
-    π_train / π_rollout.
+    """Divergence to bound, in terms of the ratio r = π_train / π_rollout: k1 (−log r), k2 (½ (log r)²) or k3 (r − 1 − log r). The
+    criterion bounds it for each token, or its sum, mean or worst value over a sample.
     """
     upper: float = attrs.field(validator=attrs.validators.gt(0))
     """Largest divergence that is kept; for k1 the largest ratio π_rollout / π_train, such as 2.0."""

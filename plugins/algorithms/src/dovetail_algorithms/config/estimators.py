@@ -51,7 +51,7 @@ class MtGrpoConfig(PluginSection):
     """
 
     turn_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
-    """Weight λ of a turn's own advantage; the outcome's advantage has weight 1."""
+    """Weight λ of the advantage from a turn's own reward; the advantage from the last turn's reward has weight 1."""
     norm_by_std: bool = True
     """Divide by the standard deviation of the compared rewards or returns."""
 
@@ -122,7 +122,7 @@ class GdpoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class PrimeConfig(PluginSection):
-    """Implicit process rewards and outcomes, each relative to the group's other samples."""
+    """Implicit process rewards and outcomes (the samples' scores), each relative to the group's other samples."""
 
     gamma: float = attrs.field(default=1.0, validator=_SHARE)
     """Discount per token of the process rewards."""

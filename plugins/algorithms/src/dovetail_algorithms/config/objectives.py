@@ -23,7 +23,8 @@ class PolicyConfig(PluginSection):
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """Aggregation of token losses into one number."""
     correction: PluginSection | None = plugin_field("rollout_correction", None)
-    """Rollout correction that is computed in every micro-batch from the current log-probabilities."""
+    """Rollout correction (importance weights for the difference between rollout and training policy) that is computed in every micro-batch
+    from the current log-probabilities; None for none."""
     kl: str | None = None
     """Estimator of a KL penalty to the reference policy (`k1`, `k2`, `k3`, …), weighted by the scalar `kl_coef`."""
     entropy: bool = False
@@ -31,7 +32,8 @@ class PolicyConfig(PluginSection):
     old_log_probs_from_current: bool = False
     """Use the current log-probabilities as the old ones, which is exact if each rollout has one update; saves a forward pass."""
     weighted: bool = False
-    """Multiply each token's policy loss by the column `rollout_is_weights`, which is computed before the update."""
+    """Multiply each token's policy loss by its importance weight in the column `rollout_is_weights`, which a rollout correction computes
+    before the update."""
 
 
 @attrs.frozen(kw_only=True)

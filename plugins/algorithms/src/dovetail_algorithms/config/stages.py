@@ -15,5 +15,5 @@ class ImplicitProcessRewardsConfig(PluginSection):
     """The role of the process reward model, whose objective is `implicit_prm`."""
     reference: str | None = None
     """The role that is the frozen reference of the process reward model. Absent: the model without its adapter if it has one, else the
-    run's reference policy, which must have the same path.
+    run's reference policy, which must have the same path as the process reward model.
     """

@@ -48,8 +48,9 @@ class TestPolicyOfReinforce(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return Σ (−A log π + c/2 (log π − log π_ref)²) / (number of sequences), and its gradient for each output, [T]; c is the KL
-        penalty's weight.
+        """Return the loss, and its gradient for each output, [T].
+
+        The loss is Σ (−A log π + c/2 (log π − log π_ref)²) / (number of sequences), with c the KL penalty's weight.
         """
         mask = mini_batch["response_mask"]
         shown_T, sequences = mask.values, np.count_nonzero(mask.sum())
@@ -88,13 +89,16 @@ def _sigma(x: float) -> float:
 
 
 class TestKto(ObjectiveConformance):
-    """The objective `kto` with a divergence above 0, and two different weights."""
+    """The objective `kto` with a KL estimate above 0, and different weights of desirable and undesirable responses."""
 
     plugin = Kto
     config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Make samples whose mismatched responses are likelier under the policy than under the reference, except for seed 2."""
+        """Make samples with a KL estimate above 0, except for seed 2.
+
+        The estimate is from responses under another sample's prompt, which here are likelier under the policy than under the reference.
+        """
         batch = super().mini_batch(seed)
         shift = np.float32(-3.0 if seed == 2 else 1.0)
         return batch.with_columns({"mismatched_log_ratios": batch["mismatched_log_ratios"] + shift})
@@ -135,7 +139,10 @@ class TestBradleyTerry(ObjectiveConformance):
     def oracle(
         self, mini_batch: Batch, outputs: Mapping[str, np.ndarray]
     ) -> tuple[float, dict[str, np.ndarray]]:
-        """Return the mean over pairs of −log σ(r_w − r_l − m) + c (r_w + r_l)² (see `BradleyTerry`), and its gradient, [T]."""
+        """Return the loss, and its gradient, [T].
+
+        The loss is the mean over pairs of −log σ(r_w − r_l − m) + c (r_w + r_l)²; for the symbols see `BradleyTerry`.
+        """
         values_T, mask = outputs["values"].astype(np.float64), mini_batch["response_mask"]
         places_N, chosen_N = np.flatnonzero(mask.values), mini_batch["chosen"]
         loss, gradient_T, pairs = 0.0, np.zeros_like(values_T), len(mask) // 2

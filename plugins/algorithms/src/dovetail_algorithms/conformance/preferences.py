@@ -36,7 +36,7 @@ class PreferenceCases(ObjectiveConformance):
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Return random log-probabilities below 0, [T], by output."""
+        """Return random log-probabilities below 0, [T] each, by the output's name."""
         return {name: -np.abs(o) for name, o in super().outputs(mini_batch, seed).items()}
 
     def oracle(
@@ -81,9 +81,10 @@ class TestDpo(PreferenceCases):
     nll_coef = 0.3
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return −(1 − ε) log σ(m) − ε log σ(−m), m = β ((s_w − f_w) − (s_l − f_l)), and its derivatives with respect to s, [2].
+        """Return a pair's loss, and its derivatives with respect to s, [2].
 
-        For s, f and n see `PreferenceCases.pair`. ε is the share of swapped labels.
+        The loss is −(1 − ε) log σ(m) − ε log σ(−m), with the margin m = β ((s_w − f_w) − (s_l − f_l)) and ε the share of swapped labels.
+        For s, f and n see `PreferenceCases.pair`.
         """
         m = 0.5 * float(_SIDES @ (s - f))
         slope = -0.9 * _sigma(-m) + 0.1 * _sigma(m)
@@ -97,9 +98,10 @@ class TestRobustDpo(PreferenceCases):
     config = DpoConfig(name="dpo", beta=0.5, label_smoothing=0.2, robust=True)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return robust DPO's loss of a pair, (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), and its derivatives with respect to s, [2].
+        """Return robust DPO's loss of a pair, and its derivatives with respect to s, [2].
 
-        m is the margin, as for `TestDpo`, and ε the share of swapped labels; for s, f and n see `PreferenceCases.pair`.
+        The loss is (−(1 − ε) log σ(m) + ε log σ(−m)) / (1 − 2ε), with m the margin as in `TestDpo.pair` and ε the share of swapped labels.
+        For s, f and n see `PreferenceCases.pair`.
         """
         m = 0.5 * float(_SIDES @ (s - f))
         loss = (0.8 * np.log1p(np.exp(-m)) - 0.2 * np.log1p(np.exp(m))) / 0.6
@@ -260,9 +262,9 @@ class TestCpo(PreferenceCases):
     nll_coef = 0.7
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return −log σ(m), m = β (s_w − s_l), and its derivatives with respect to s, [2].
+        """Return a pair's loss, and its derivatives with respect to s, [2].
 
-        For s, f and n see `PreferenceCases.pair`.
+        The loss is −log σ(m), with the margin m = β (s_w − s_l). For s, f and n see `PreferenceCases.pair`.
         """
         m = 0.4 * float(_SIDES @ s)
         return float(np.log1p(np.exp(-m))), -0.4 * _sigma(-m) * _SIDES
@@ -275,9 +277,9 @@ class TestIpo(PreferenceCases):
     config = IpoConfig(name="ipo", beta=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))², and its derivatives with respect to s, [2].
+        """Return a pair's loss, and its derivatives with respect to s, [2].
 
-        For s, f and n see `PreferenceCases.pair`.
+        The loss is ((s_w − f_w)/n_w − (s_l − f_l)/n_l − 1/(2β))². For s, f and n see `PreferenceCases.pair`.
         """
         away = float(_SIDES @ ((s - f) / n)) - 1.0
         return away**2, 2 * away * _SIDES / n
@@ -290,9 +292,9 @@ class TestSimpo(PreferenceCases):
     config = SimpoConfig(name="simpo", beta=2.0, gamma=0.5)
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return −log σ(β (s_w/n_w − s_l/n_l) − γ), and its derivatives with respect to s, [2].
+        """Return a pair's loss, and its derivatives with respect to s, [2].
 
-        For s, f and n see `PreferenceCases.pair`.
+        The loss is −log σ(β (s_w/n_w − s_l/n_l) − γ), with γ the margin. For s, f and n see `PreferenceCases.pair`.
         """
         m = 2.0 * float(_SIDES @ (s / n)) - 0.5
         return float(np.log1p(np.exp(-m))), -2.0 * _sigma(-m) * _SIDES / n
@@ -314,9 +316,10 @@ class TestOrpo(PreferenceCases):
         return batch.with_columns({"response_mask": mask.with_values(shown_T)})
 
     def pair(self, s: np.ndarray, f: np.ndarray, n: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return −λ log σ(log odds_w − log odds_l), odds = p/(1 − p), p = exp(s/n), and its derivatives with respect to s, [2].
+        """Return the pair's odds-ratio loss, and its derivatives with respect to s, [2].
 
-        For s, f and n see `PreferenceCases.pair`.
+        The loss is −λ log σ(log odds_w − log odds_l), with odds = p/(1 − p), p = exp(s/n) and λ the loss's weight. For s, f and n see
+        `PreferenceCases.pair`.
         """
         p = np.exp(s / n)
         m = float(_SIDES @ np.log(p / (1 - p)))

@@ -25,8 +25,8 @@ class GdpoEstimator(GroupBaseline):
     """A_i = whiten(Σ_k w_k (r_ik − mean_gk) / (std_gk + 1e-6)), over reward components k (arXiv 2601.05242).
 
     Each component is normalised in its group before the sum, so that samples with different mixes of rewards stay distinct: a sum of raw
-    rewards hides a correct format behind a wrong answer. whiten is over all of the policy's tokens in the batch. Needs at least two samples
-    a prompt, and a reward function that returns components.
+    rewards hides a correct format behind a wrong answer. whiten brings the sums to mean 0 and variance 1 over all of the policy's tokens in
+    the batch. Needs at least two samples a prompt, and a reward function that returns components.
 
     `components` selects and orders the components, `weights` gives their weights, and `norm_by_std: false` omits the division. The score
     itself is not used. A reward function returns components as further keys beside `score`; with the reward manager `hybrid` every scorer

@@ -21,8 +21,8 @@ class GpgEstimator(ScoreBaseline):
     N is the number of samples in the batch, M the number in groups whose rewards are all equal. These M samples have no gradient, and α
     makes up for their share of the mean. Needs at least two samples a prompt, and no value model.
 
-    The paper pairs this estimator with the policy loss `gpg`: no clipping, no reference policy. A batch in which all groups are equal has
-    advantages of 0 only.
+    The paper pairs this estimator with the policy loss `gpg`: no clipping, no reference policy. If no group has
+    unequal rewards, all advantages are 0.
     """
 
     name = "gpg"

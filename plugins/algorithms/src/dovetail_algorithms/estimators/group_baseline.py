@@ -77,7 +77,7 @@ def deviations(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Float64[np
 
 
 def comparable_G(scores_N: Float64[np.ndarray, "N"], groups: Groups) -> Bool[np.ndarray, "G"]:
-    """Return a mask, bool [G], of groups that have advantages: two or more trajectories, whose rewards are not all equal."""
+    """Return a mask, bool [G], of groups whose samples get advantages: those with two or more trajectories and unequal rewards."""
     smallest_G = np.full(groups.count, np.inf)
     largest_G = np.full(groups.count, -np.inf)
     np.minimum.at(smallest_G, groups.index_N, scores_N)

@@ -27,8 +27,9 @@ class OptimalTokenBaselineEstimator(TokenEstimator):
     A_t = G_t − B_t, B_t = Σ_j G_jt W_jt / (Σ_j W_jt + 1e-8), over the group's samples j with a policy token at t.
 
     G_t is the sum of rewards from t on. W_t = Σ_{s≤t} ρ_s² (1 − 2π_s + Σπ²_s) is the energy of the path up to t: the squared norm of its
-    gradient with respect to the logits, where Σπ²_s is over the vocabulary. ρ are the weights of the rollout correction, or 1. B_t is
-    the baseline of least variance for position t (as in verl; no paper describes it).
+    gradient with respect to the logits. π_s is the probability of the token at s, and Σπ²_s the sum of all tokens' squared probabilities
+    there. ρ_s is the importance weight of the token by the rollout correction; 1 without a correction. B_t is the baseline of least
+    variance for position t (as in verl; no paper describes it).
 
     Needs at least two samples a prompt, no value model, and an engine that gives `sum_pi_squared`. Positions count tool tokens too,
     unlike in `tir_optimal_token_baseline`. Beyond the length of the second longest response, the longest one has nothing to compare with,

@@ -46,7 +46,7 @@ class PolicyTokens:
 
     Attributes:
         mask: ragged bool, `response_mask`.
-        place_K: int64 [K], each token's index among the T tokens.
+        place_K: int64 [K], the index of each policy token among all T response tokens.
         lengths_N: int64 [N], number of policy tokens of each sample.
     """
 
@@ -90,7 +90,7 @@ class PolicyTokens:
 
     @property
     def last_N(self) -> Int64[np.ndarray, "N"]:
-        """The index of each sample's last token among the K tokens, int64 [N]."""
+        """The index of each sample's last policy token among the batch's K policy tokens, int64 [N]."""
         return np.cumsum(self.lengths_N) - 1
 
 

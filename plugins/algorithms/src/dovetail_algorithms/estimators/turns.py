@@ -20,8 +20,8 @@ class PolicyTurns:
     """The turns of every sequence, in order. A turn is a series of consecutive policy tokens with the same number in `turn_ids`.
 
     Attributes:
-        own: the policy's tokens.
-        first_U: int64 [U], the index of each turn's first token among the K tokens.
+        own: the policy's K tokens.
+        first_U: int64 [U], the index of each turn's first token among the policy's K tokens.
         row_U: int64 [U], the sequence of each turn.
         number_U: int64 [U], the number of each turn in its episode.
         episode_N: int64 [N], the episode of each sequence, from 0.
@@ -55,7 +55,7 @@ class PolicyTurns:
 
     @property
     def last_U(self) -> Int64[np.ndarray, "U"]:
-        """The index of each turn's last token among the K tokens, int64 [U]."""
+        """The index of each turn's last token among the policy's K tokens, int64 [U]."""
         return self.first_U + self.lengths_U - 1
 
     @property
@@ -112,8 +112,8 @@ def decay_over_turns(
 class TurnEstimator(TokenEstimator):
     """An estimator that compares turns within a group; all tokens of a turn have one advantage.
 
-    The turns of an episode form one series, even if the episode was forked into several sequences. A group of one trajectory has advantages
-    of 0, and a metric counts such groups.
+    The turns of an episode form one series, even if the agent loop split the episode into several sequences. A group of one trajectory has
+    advantages of 0, and a metric counts such groups.
     """
 
     capabilities = frozenset({"deterministic", "several_sequences"})

@@ -10,9 +10,9 @@ from dovetail_algorithms.losses.ratio import RatioLoss, bounded_log_ratio, ratio
 class CispoLoss(RatioLoss):
     """L = −sg(clip(ρ, 1 − clip_low, 1 + clip_high)) · A · log π, ρ = exp(clamp(log π − log π_old, ±20)).
 
-    Paper: MiniMax-M1, arXiv 2506.13585. PPO's clip removes a token's gradient. CISPO keeps the gradient of every token, also of rare ones
-    that begin a new line of thought, and bounds only its weight. The paper sets only an upper bound (`clip_low: null`) and tunes it; the
-    default, clip_high = 4, caps weights at 5 and so affects only outliers.
+    Paper: MiniMax-M1, arXiv 2506.13585. sg stops the gradient. PPO's clip removes a token's gradient. CISPO keeps the gradient of every
+    token, also of rare ones that begin a new line of thought, and bounds only its weight. The paper sets only an upper bound (`clip_low:
+    null`) and tunes it; the default, clip_high = 4, caps weights at 5 and so affects only outliers.
 
     For several updates per rollout, and for rollouts that lag behind. Aggregation: `token_mean`, as in the paper.
     """

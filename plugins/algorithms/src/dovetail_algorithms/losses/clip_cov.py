@@ -50,7 +50,7 @@ class ClipCovLoss(RatioLoss):
         }
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: ratio statistics, and the shares of bounded and of detached tokens."""
+        """Return losses [T], and metrics: ratio statistics, and the shares of tokens whose gradient a bound or the selection removed."""
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         losses_T, upper_T, lower_T = clipped_surrogate(
             log_ratio_T.exp(),

@@ -70,7 +70,8 @@ def covariances(mini_batch: Batch, reduction: Reduction, who: str, seed: int) ->
     """Return the covariance of advantage and log-probability at each of this rank's tokens, for Clip-Cov and KL-Cov.
 
     Args:
-        mini_batch: this rank's samples of the mini-batch, with the columns of `PREPARES`; advantages are [N] or ragged [T].
+        mini_batch: this rank's samples of the mini-batch, with the columns `advantages` ([N] or ragged [T]), `old_log_probs`,
+            `response_mask` and `sample_id`.
         reduction: computes sums over the ranks that hold the mini-batch's other samples.
         who: the name of the loss, for the error.
         seed: the run's seed.

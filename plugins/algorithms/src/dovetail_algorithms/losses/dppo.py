@@ -21,10 +21,10 @@ SMALLEST = 1e-12
 class DppoLoss(RatioLoss):
     """L = −A · sg(min(ρ, 20)) · log π if the token is inside the trust region or returning to it, else 0.
 
-    Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout policy, ρ = p / q. A
-    bound on the ratio cuts rare tokens too soon and likely ones too late; a bound on the divergence does neither. The gradient is 0 if
-    the divergence is above `threshold` and the update would raise it further: A > 0 and p > q, or A ≤ 0 and p < q. Divergences are
-    `total_variation`, |p − q| (threshold 0.15), and `binary_kl`, q log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
+    Paper: Divergence PPO, arXiv 2602.04879; p and q are the probabilities of the token under π and under the rollout policy, ρ = p / q; sg
+    stops the gradient. A bound on the ratio cuts rare tokens too soon and likely ones too late; a bound on the divergence does neither. The
+    gradient is 0 if the divergence is above `threshold` and the update would raise it further: A > 0 and p > q, or A ≤ 0 and p < q.
+    Divergences are `total_variation`, |p − q| (threshold 0.15), and `binary_kl`, q log(q/p) + (1 − q) log((1 − q)/(1 − p)) (0.05).
 
     The ratio is to the rollout policy: the loss needs `rollout_log_probs` and no pass for old log-probabilities, and already corrects for
     the rollout engine, so don't add importance weights. Aggregation: `token_mean`. Ratio metrics are relative to the rollout policy.

@@ -15,10 +15,11 @@ class GmpoLoss(RatioLoss):
     Paper: Geometric-Mean Policy Optimization, arXiv 2507.20673; d = log π − log π_old. Outliers move a geometric mean of ratios less than
     GRPO's arithmetic mean. This allows wide bounds on each log-ratio (±0.4) and keeps the entropy higher.
 
-    Every token holds its sequence's loss, with the mean in token form (d̂ − sg(d̂) + sg(mean)), so that `seq_mean_token_mean`, the
-    paper's aggregation, gives the paper's objective and gradient. The paper has one advantage per sequence. If advantages vary within a
-    sequence, each token uses its own advantage as factor, and the advantage's sign for the bound, so that the sequence's ratio multiplies
-    the mean advantage. Ratio mean and maximum are over sequences; clip shares and `actor/approx_kl` are over tokens.
+    Every token holds its sequence's loss. For the gradient, the mean is written as d̂ − sg(d̂) + sg(mean), where sg stops the gradient. So
+    `seq_mean_token_mean`, the paper's aggregation, gives the paper's objective and gradient. The paper has one advantage per sequence. If
+    advantages vary within a sequence, each token uses its own advantage as factor, and the advantage's sign for the bound, so that the
+    sequence's ratio multiplies the mean advantage. Ratio mean and maximum are over sequences; clip shares and `actor/approx_kl` are over
+    tokens.
 
     Nothing else bounds a token's log-ratio. A mean of d̂ above 20 counts as 20, so that exp does not overflow, and gives the sequence no
     gradient. The log-ratios of `actor/approx_kl` are clamped to ±20.

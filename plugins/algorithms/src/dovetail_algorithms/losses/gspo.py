@@ -19,9 +19,10 @@ class GspoLoss(RatioLoss):
     ratio is normalised by length, hence the narrow bounds (3e-4 and 4e-4). It is more stable than token ratios, above all for
     mixture-of-experts models, whose routing changes between updates.
 
-    Every token holds its sequence's loss, with log s in the paper's token form log π − sg(log π) + sg(log s), so that
-    `seq_mean_token_mean`, the paper's aggregation, gives the paper's objective and gradient. If advantages differ between tokens, each
-    token uses its own (GSPO-token). Clip shares and `actor/approx_kl` are over tokens; ratio mean and maximum are over sequences.
+    Every token holds its sequence's loss. For the gradient, log s is written as log π − sg(log π) + sg(log s), as in the paper, where sg
+    stops the gradient. So `seq_mean_token_mean`, the paper's aggregation, gives the paper's objective and gradient. If advantages differ
+    between tokens, each token uses its own (GSPO-token). Clip shares and `actor/approx_kl` are over tokens; ratio mean and maximum are over
+    sequences.
 
     No token's log-ratio is clamped. If log s is above 20, s is exp(20), so that exp does not overflow, and the sequence has no gradient.
     The log-ratios of `actor/approx_kl` are clamped to ±20.

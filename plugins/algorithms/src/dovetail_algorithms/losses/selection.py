@@ -100,5 +100,5 @@ def ordered_keys(
 
 
 def share_of(tokens: int, share: float) -> int:
-    """Return the number of tokens that are a share of `tokens`: rounded down, but at least one if the share is above 0."""
+    """Return `share` times `tokens` as a number of tokens: rounded down, but at least one if the share is above 0."""
     return max(int(tokens * share), 1) if share > 0 and tokens else 0

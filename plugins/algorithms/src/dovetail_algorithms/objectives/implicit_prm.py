@@ -28,8 +28,8 @@ from dovetail_stages import on_device
 class ImplicitPrm(ResponseObjective):
     """Trains the sum of a response's log-ratios to predict whether the response is right. Samples without a policy token have no effect.
 
-    Metrics, prefixed by the role's name: `prm/loss`; and `prm/accuracy`, the share of samples whose reward is above 0 exactly if the
-    outcome is above ½.
+    Metrics, prefixed by the role's name: `prm/loss`; and `prm/accuracy`, the share of right predictions. A prediction is
+    right if the summed log-ratio is above 0 and the score above ½, or neither is.
     """
 
     name = "implicit_prm"
@@ -41,7 +41,7 @@ class ImplicitPrm(ResponseObjective):
 
     @classmethod
     def requires(cls, config: ImplicitPrmConfig) -> frozenset[str]:
-        """Return `response_mask`, `prm_outcomes` in [0, 1], and `prm_ref_log_probs`."""
+        """Return `response_mask`, `prm_outcomes` (the samples' scores, in [0, 1]), and `prm_ref_log_probs`."""
         return frozenset({"response_mask", OUTCOMES, REFERENCE})
 
     def prepare(self, mini_batch: Batch, reduction: Reduction) -> Batch:

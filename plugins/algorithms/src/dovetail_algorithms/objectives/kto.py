@@ -70,9 +70,11 @@ class Kto(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`; `actor/accuracy`, the share of desirable responses whose
-        log-ratio r is above the divergence z, and of others with r < z, with ties as half; `actor/desirable_reward` and
-        `actor/undesirable_reward`, means of β r; `actor/divergence`, z in nats.
+        """Compute the loss term (see `Objective.term`).
+
+        r is a response's log-ratio to the reference, and z the estimated KL divergence from the reference. Metrics: `actor/loss`;
+        `actor/accuracy`, the share of responses on the right side of z (r > z if desirable, else r < z), with ties as half;
+        `actor/desirable_reward` and `actor/undesirable_reward`, means of β r; and `actor/divergence`, z in nats.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()

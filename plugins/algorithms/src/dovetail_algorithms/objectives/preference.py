@@ -91,7 +91,7 @@ class PreferenceObjective(Objective):
 
     @property
     def tail_weight(self) -> float:
-        """The weight of a token's log-ratio beyond the length of the pair's other response."""
+        """The weight of log-ratios in the tail of a response: the tokens beyond the length of the pair's other response."""
         return 1.0
 
     def _weights(self, batch: Batch, mask_T: Bool[Tensor, "T"]) -> Float[Tensor, "T"]:

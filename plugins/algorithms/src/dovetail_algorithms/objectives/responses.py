@@ -30,7 +30,7 @@ class ResponseObjective(Objective):
 
         L = 1/N Σ_i ℓ(r_i),   r_i = Σ_t m_t log(π(y_t | x, y_<t) / π_ref(y_t | x, y_<t))
 
-    Subclasses define ℓ.
+    m is the response mask. Subclasses define ℓ.
     """
 
     reference: ClassVar[str] = "ref_log_probs"

@@ -21,11 +21,13 @@ from dovetail_stages import on_device
 
 
 class Sppo(ResponseObjective):
-    """Draws each response's log-ratio log(π / π_k) to η A, A its win rate minus ½. Samples without a policy token have no effect.
+    """Draws Σ_t log(π / π_ref) of each response to η A, with A the response's win rate minus ½ and π_ref the reference policy.
+
+    Samples without a policy token have no effect.
 
     Metrics: `actor/loss`, and `actor/kl`, the mean log-ratio of a response in nats.
 
-    A is the column `advantages` of the estimator `win_rate`; π_k is the reference policy, which is updated from the actor. In a config:
+    A is the column `advantages` of the estimator `win_rate`. The reference policy is updated from the actor. In a config:
 
         actor: {objective: sppo}
         algorithm: {advantage: win_rate}

@@ -9,8 +9,10 @@ from dovetail.interfaces import PlanFacts, PluginConfig, Stage, StepContext
 
 
 class MismatchedResponses(Stage):
-    """Computes, before the step's updates, the log-ratio of each sample's prompt followed by the previous sample's response; the first
-    prompt gets the last sample's response.
+    """Scores responses under another sample's prompt, for the KL estimate of the objective `kto`; runs before the step's updates.
+
+    Each prompt is followed by the previous sample's response, and the first prompt by the last sample's response. The column
+    `mismatched_log_ratios` has the log-ratio of policy and reference for each of these responses.
     """
 
     name = "mismatched_responses"

@@ -34,7 +34,7 @@ class SpinPairs(Stage):
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns of the policy's responses that forming pairs requires."""
+        """Return the columns with the policy's responses, from which pairs are formed."""
         return frozenset(
             {"response_ids", "response_mask", "token_weight_versions", "trajectory_id"}
         )
