@@ -83,7 +83,8 @@ class ReceiverSlots(ABC):
     """A rollout's end of the trainer's ring of slots (`SenderSlots`), kept between updates."""
 
     collective: ClassVar[bool] = False
-    """Whether all receivers take part in every delivery, as in `SenderSlots`. If so, a receiver that failed still takes part in the update's remaining deliveries.
+    """Whether all receivers take part in every delivery, as in `SenderSlots`. If so, a receiver that failed still takes part in the
+    update's remaining deliveries.
     """
 
     def state(self) -> dict[str, Any]:
