@@ -52,7 +52,7 @@ class SampleResult:
     requested.
     """
     weight_versions: np.ndarray | None = None
-    """Version of the weights that produced each token, int64 [T]; None if the weights of the call's start produced all tokens."""
+    """Version of the weights that produced each token, int64 [T]; None if all are of the version that the engine had when the call began."""
 
 
 class Backend(ABC):

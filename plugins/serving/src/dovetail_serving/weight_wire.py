@@ -148,7 +148,7 @@ class Outcome:
     changed: bool = False
     """Whether any weight of the model was overwritten."""
     adapter: int | None = None
-    """The engine's number for the adapter in the update, or None."""
+    """The engine's number for the adapter that the update loaded; None without one."""
     called_off: bool = False
     """Whether the update was called off before its start, because another receiver will not connect."""
 
@@ -183,7 +183,7 @@ def outcome_of(
     Never raises, since engines do not pass on exceptions from their worker processes.
 
     Args:
-        act: the operation, which returns the engine's number for a received adapter, or None.
+        act: the operation, which returns the engine's number for an adapter that it loaded, None without one.
         changed: a function, called after a failure, that returns whether any weight of the model was overwritten.
     """
     try:
