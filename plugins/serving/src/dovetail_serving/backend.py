@@ -52,7 +52,7 @@ class SampleResult:
     requested.
     """
     weight_versions: np.ndarray | None = None
-    """Version of the weights that produced each token, int64 [T]; None if all are of the version that the engine had when the call began."""
+    """Version of the weights that produced each token, int64 [T]; None if all are of the version at the call's start."""
 
 
 class Backend(ABC):
