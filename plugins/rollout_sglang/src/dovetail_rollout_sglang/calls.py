@@ -46,7 +46,10 @@ def scoring() -> dict[str, Any]:
 
 
 def likeliest(call: SampleCall, vocab_size: int) -> int:
-    """Return for how many of the most likely tokens to request log-probabilities at each position: k for top-k sampling, else 0."""
+    """Return the number of most likely tokens whose log-probabilities are requested at each position.
+
+    The number is k if log-probabilities of top-k sampling are requested, else 0.
+    """
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0
 

@@ -29,7 +29,7 @@ def register() -> None:
 
 
 def answer_commands(update: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """Run the command of Dovetail that a request for a weight update carries; pass other requests to SGLang's own method.
+    """Run Dovetail's command if a request for a weight update contains one; pass other requests to SGLang's own method.
 
     Args:
         update: SGLang's method that this function wraps.

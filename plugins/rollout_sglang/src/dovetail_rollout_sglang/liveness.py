@@ -32,7 +32,10 @@ class Liveness:
         self._looked = clock()
 
     def lost(self) -> str | None:
-        """Return a text that names processes found stopped in all calls over `patience` seconds or longer; None if there are none."""
+        """Return a text that names the processes that have been stopped for `patience` seconds or longer; None if there are none.
+
+        A process counts as stopped during a time if every call of this method in that time found it stopped.
+        """
         now = self._clock()
         if now - self._looked >= self._patience:
             # Without running samples, nothing calls this method: a process may have run between two calls.

@@ -21,7 +21,8 @@ def refuse_undrivable(arguments: Mapping[str, Any], *, ranks: int, adapters: boo
         adapters: whether adapters may arrive (`rollout.max_adapter_rank`).
 
     Raises:
-        ConfigError: an argument requests more copies, machines or protocols; the error names the argument.
+        ConfigError: an argument requests pipeline stages, several machines, copies of the model that updates do not reach,
+            or gRPC; the error names the argument.
     """
     _refuse_copies(arguments, ranks, adapters=adapters)
     _refuse_unreached(arguments)

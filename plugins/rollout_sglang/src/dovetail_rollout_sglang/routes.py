@@ -17,7 +17,7 @@ _OPEN = frozenset({"/health", "/metrics", "/model_info"})
 
 
 class SglangRoutes(Routes):
-    """Answers requests to Dovetail's paths in an SGLang server.
+    """Answers requests to Dovetail's HTTP paths, `/dovetail/v1/…`, in an SGLang server.
 
     SGLang's own paths require the token too, since they can replace weights and unpickle requests.
     """

@@ -132,7 +132,7 @@ def settled(
 
 
 def meant(name: str, known: Collection[str]) -> str | None:
-    """Return the argument most likely meant by an unknown name: `tp_size` for `tp`, else the most similar name."""
+    """Return the argument most likely meant by an unknown name: `tp_size` for `tp`, else the most similar name; None if none is similar."""
     size = f"{name}_size"
     return size if size in known else nearest(name, known)
 

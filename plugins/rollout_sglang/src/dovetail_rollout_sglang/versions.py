@@ -68,7 +68,7 @@ def settle_grpc(
     """Set SGLang's gRPC port so that it neither prevents the server's start nor gives access without a token.
 
     Versions without an argument for the gRPC port derive it from the server's port. They do not listen on it, but refuse to start if it
-    is invalid. Later versions listen on the port that the environment variable names, and require no token.
+    is invalid. Later versions listen on the port in the environment variable SGLANG_GRPC_PORT, and require no token.
 
     Args:
         environment: the environment variables of this process, before the arguments are parsed.

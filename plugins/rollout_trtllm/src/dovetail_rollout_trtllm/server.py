@@ -22,7 +22,11 @@ INSTALL = "pip install tensorrt-llm --extra-index-url https://pypi.nvidia.com"
 
 
 def program_of(executable: str) -> str | None:
-    """Return the path of a program in this interpreter's directory, on the PATH, or given as a path; None if it does not exist."""
+    """Return the path of a program; None if it does not exist.
+
+    Args:
+        executable: a path, or a name in this interpreter's directory or on the PATH.
+    """
     beside = Path(sys.executable).parent / executable
     return str(beside) if beside.is_file() else shutil.which(executable)
 

@@ -98,12 +98,12 @@ def own_arguments(config: VllmRolloutConfig, context: PluginContext) -> dict[str
 def cache_bytes(config: VllmRolloutConfig, context: PluginContext, available: int) -> int | None:
     """Return the bytes of KV cache that the run's samples need on each accelerator; None to size the cache by `gpu_memory_utilization`.
 
-    The result is None if that cache and the weights would not fit into the share `gpu_memory_utilization` with room for activations. It is
-    also None if the number of tokens, the model's shape or its token limit is unknown.
+    The result is None if this cache and the weights would leave no room for activations within the fraction `gpu_memory_utilization` of
+    the memory. It is also None if the number of tokens, the model's shape or its token limit is unknown.
 
     Args:
         config: the config of the rollout.
-        context: the plugin's context, with the number of tokens that a replica holds at once.
+        context: the plugin's context; its `cache_tokens` is the number of tokens that a replica holds at once.
         available: the memory of an accelerator in bytes.
     """
     model, tokens = model_of(context), context.cache_tokens

@@ -58,7 +58,10 @@ class EngineDriver:
         return bool(self._engine.errored)
 
     async def record(self) -> None:
-        """Make workers keep each request's log-probabilities, to fetch them together at its end. Only for an engine without other clients."""
+        """Make vLLM's workers keep a request's log-probabilities until the request ends; one call then fetches all of them.
+
+        Only for an engine without other clients.
+        """
         self._records = any(await self._engine.collective_rpc("dovetail_record"))
 
     async def generate(self, call: SampleCall) -> SampleResult:
@@ -208,7 +211,10 @@ class EngineDriver:
         return max(await self._free_bytes() - before, 0)
 
     async def wake(self, tags: frozenset[str]) -> None:
-        """Allocate the memory of the tags again. A KV cache that was freed along with the weights is allocated with them."""
+        """Allocate the memory of the tags again.
+
+        Waking the weights also allocates a KV cache that was not to be freed, but that vLLM could only free together with the weights.
+        """
         due = self._asleep & (tags | self._along if "weights" in tags else tags)
         if due:
             await self._engine.wake_up(sorted(due, reverse=True))

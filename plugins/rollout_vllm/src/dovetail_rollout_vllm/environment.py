@@ -44,7 +44,7 @@ def turn_of(context: PluginContext) -> Path | None:
 def process_environment(
     config: VllmRolloutConfig, context: PluginContext, log: Path
 ) -> Iterator[Callable[[], None]]:
-    """Set the environment variables of vLLM's processes within the block; no other replica of this process can set its own meanwhile.
+    """Set the environment variables of vLLM's processes in this process within the block; other replicas that start here wait meanwhile.
 
     Yields a function that restores this process's variables before the block ends, so that the next replica can start.
     """
@@ -138,7 +138,7 @@ def _cores_of(workers: int) -> str | None:
 
 
 def model_runner(config: VllmRolloutConfig, context: PluginContext) -> str | None:
-    """Return the value of `RUNNER_VARIABLE` for a replica's model runner; None leaves the choice to vLLM.
+    """Return the value of VLLM_USE_V2_MODEL_RUNNER (0 or 1) for a replica; None leaves the choice of the model runner to vLLM.
 
     Raises:
         ConfigError: the installed vLLM lacks the configured model runner.

@@ -110,7 +110,7 @@ class FusedLayers:
 
 
 def refuse_shrunk(version: int, names: Iterable[str], before: Collection[str]) -> None:
-    """Check that an update has every tensor of an earlier complete update.
+    """Check that an update has every tensor of an earlier complete update, whose tensors are named in `before`.
 
     Raises:
         WeightSyncError: tensors are missing; the error names them.

@@ -12,7 +12,7 @@ from dovetail_serving import Host, Routes, Scope
 
 
 class VllmRoutes(Routes):
-    """Answers requests to Dovetail's paths in a vLLM server."""
+    """Answers requests to Dovetail's HTTP paths, `/dovetail/v1/…`, in a vLLM server."""
 
     token_variable = TOKEN_VARIABLE
 

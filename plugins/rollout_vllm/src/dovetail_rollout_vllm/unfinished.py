@@ -33,7 +33,7 @@ def await_process(
         timeout: seconds.
 
     Returns:
-        The engine's process; empty if the call or the time has ended without one.
+        The engine's process; empty if the call returned or the time-out passed before a process started.
     """
     until = time.monotonic() + timeout
     while not making.done() and time.monotonic() < until:

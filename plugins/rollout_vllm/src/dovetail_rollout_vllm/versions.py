@@ -61,7 +61,7 @@ def model_config_of(engine: object, model: nn.Module) -> Any:
 
 
 def forget_adapter_state(worker: Any) -> None:
-    """Drop what the model runner derived from an adapter and the old base weights. vLLM 0.24 keeps no such data."""
+    """Drop data that the model runner computed from an adapter together with the old base weights. vLLM 0.24 keeps no such data."""
     reset = getattr(worker.model_runner, "reset_lora_state", None)
     if reset is not None:
         reset()

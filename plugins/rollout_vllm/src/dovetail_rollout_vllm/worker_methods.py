@@ -72,7 +72,11 @@ class WorkerMethods:
         return free_bytes(self.device)
 
     def dovetail_record(self: Any) -> bool:
-        """Keep log-probabilities in this worker until `dovetail_log_probs` fetches them; return False if vLLM returns them with tokens."""
+        """Make this worker keep log-probabilities until `dovetail_log_probs` fetches them.
+
+        Returns:
+            Whether it keeps them; False if it can't, so that vLLM returns the log-probabilities with the tokens.
+        """
         self.dovetail_recorder = LogProbRecorder.attach(self)
         return self.dovetail_recorder is not None
 

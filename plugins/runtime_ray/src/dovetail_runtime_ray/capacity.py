@@ -36,13 +36,13 @@ class Node:
 
 @attrs.frozen(kw_only=True)
 class Share:
-    """The part of a pool on one node."""
+    """The ranks of one pool that run on one node, and the resources that they reserve."""
 
     pool: Pool
     index: int
     """Index of the node among the pool's nodes."""
     rank: Mapping[str, float]
-    """CPUs and GPUs that one rank reserves."""
+    """CPUs and GPUs that one of the pool's ranks reserves."""
 
     @property
     def needs(self) -> dict[str, float]:
@@ -51,7 +51,7 @@ class Share:
 
 
 def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
-    """Return one share for each node of each pool."""
+    """Return one share (a pool's ranks on one node) for each node of each pool."""
     found = []
     for pool in pools:
         rank: dict[str, float] = {"CPU": float(cpus_per_worker or 1)}
@@ -62,7 +62,9 @@ def shares(pools: Sequence[Pool], cpus_per_worker: int | None) -> list[Share]:
 
 
 def fit(wanted: Sequence[Share], nodes: Sequence[Node]) -> list[Node]:
-    """Assign a node to each share: shares of one pool to different nodes, shares of different pools to one node if they fit.
+    """Assign a node to each share (a pool's ranks on one node), and return the nodes in the order of the shares.
+
+    Shares of one pool get different nodes; shares of different pools may get the same node.
 
     The largest shares are assigned first, each to the node that it fills best.
 

@@ -27,21 +27,24 @@ ALONG = 1 << 16
 
 @attrs.frozen(eq=False)
 class PackedColumn:
-    """A ragged column as references to stored arrays."""
+    """A batch's ragged column (M rows of different lengths), as references to arrays in the object store.
+
+    Each stored array, a chunk, has the values of one or more rows.
+    """
 
     chunks: tuple[tuple[Any, np.dtype[Any], tuple[int, ...], bool], ...]
-    """Reference, dtype, shape and finiteness of each stored array."""
+    """For each chunk: its reference, its dtype, its shape, and whether all its values are finite."""
     chunk_M: np.ndarray | None
     """int64 [M], index of each row's chunk; None if all rows are in the first chunk."""
     start_M: np.ndarray | int
-    """int64 [M], start of each row in its chunk; for consecutive rows a single number, the start of the first."""
+    """int64 [M], position in its chunk at which each row starts; if the rows follow each other, only the start of the first row."""
     offsets: np.ndarray
-    """int64 [M + 1], offsets of the rows' values."""
+    """int64 [M + 1]: with the rows' values in one array, row i has the values from offsets[i] to before offsets[i + 1]."""
 
 
 @attrs.frozen(eq=False)
 class PackedBatch:
-    """A batch in the form in which processes send it: dense, object and small ragged columns unchanged, large ragged ones as `PackedColumn`."""
+    """A batch as it is sent between processes: large ragged columns as `PackedColumn`, all other columns unchanged."""
 
     columns: dict[str, Any]
     length: int
@@ -138,7 +141,8 @@ class BatchCodec:
 
     Args:
         store: the store of this process.
-        along: total bytes below which ragged columns of this process are sent within the call, not through the store.
+        along: number of bytes. If the ragged columns of a batch that this process made have fewer bytes in total, they are sent
+            within the call, not through the store.
     """
 
     def __init__(self, store: Store, *, along: int = ALONG) -> None:

@@ -27,9 +27,9 @@ class PackedCompletions:
     reasons_C: np.ndarray
     """uint8: index of each completion's finish reason among the members of `FinishReason`."""
     columns: dict[str, tuple[np.ndarray, np.ndarray]]
-    """Column → values [T] and offsets int64 [C + 1]."""
+    """For each column's name: the values of all completions, [T], and the offsets at which each completion's begin, int64 [C + 1]."""
     missing: dict[str, np.ndarray]
-    """Column → bool [C], True for completions whose value is None."""
+    """For each column's name: bool [C], True for completions whose value is None."""
 
     def unpack(self) -> Iterator[Completion]:
         """Yield the completions; their arrays are read-only views."""
@@ -72,10 +72,10 @@ def pack(completions: Sequence[Completion]) -> PackedCompletions:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Message:
-    """Results of the requests that one call of `ReplicaProcess.submit` submitted, since its last message."""
+    """Results of the requests of one call of `ReplicaProcess.submit`: those that arrived after the call's previous message."""
 
     completions: PackedCompletions | None
     ended: tuple[str, ...] = ()
-    """Requests that have no more samples."""
+    """Ids of requests whose samples have all been sent."""
     failed: tuple[tuple[str, WireFailure], ...] = ()
-    """Requests that failed in the engine, with their errors."""
+    """Ids of requests that failed in the engine, with their errors."""

@@ -134,7 +134,7 @@ class RayConfig(RuntimeSection):
 
     @property
     def roles_apart(self) -> frozenset[str]:
-        """The roles with an environment of their own: those of `environments` and `runtime_envs`."""
+        """The roles with a Python environment of their own: those named in `environments` or `runtime_envs`."""
         return frozenset(self.environments) | frozenset(self.runtime_envs)
 
     @property
@@ -212,8 +212,12 @@ class RayConfig(RuntimeSection):
     def default_transport(self, *, joined: bool = False) -> str:
         """Return the weight transport for a config without one. See `RuntimeSection`.
 
-        Within one pool, weights travel through each machine's memory. Between pools they travel through NCCL, or gloo between CPUs.
-        They travel as files if one side computes on CPUs and the other on accelerators of another machine.
+        Within one pool, weights travel through each machine's memory, except to joined engines. They also do so on one machine if the
+        actor or the rollout computes on CPUs. Otherwise they travel through NCCL between accelerators, through gloo between CPUs, and
+        as files between an accelerator and a CPU.
+
+        Args:
+            joined: whether the rollout connects to engines that already run elsewhere.
         """
         actor, rollout = self._home("actor"), self._home("rollout")
         if actor.name == rollout.name and not joined:

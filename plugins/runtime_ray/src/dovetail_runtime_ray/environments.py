@@ -36,7 +36,7 @@ class Environments:
 
     Args:
         config: the config that names the environments.
-        lock: the run's plugin lock; None outside a run.
+        lock: the run's plugin lock, which records its plugins with versions and hashes (`plugins.lock.json`); None outside a run.
     """
 
     def __init__(self, config: RayConfig, lock: Mapping[str, Any] | None) -> None:

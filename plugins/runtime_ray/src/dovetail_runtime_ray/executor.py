@@ -26,7 +26,7 @@ _MANY_CALLS = 100_000
 
 
 class TaskProcess(Process):
-    """A process that runs one task (`TaskSpec`) on an event loop, so that no call blocks another."""
+    """A process outside the pools that runs one `Task`, such as reward computation, on an event loop, so that no call blocks another."""
 
     def __init__(self, setup: ProcessSetup) -> None:
         super().__init__(setup)
@@ -64,12 +64,12 @@ class TaskProcess(Process):
 
 
 class TaskWorkers:
-    """Starts the task workers of one spec, each in a process of its own.
+    """Starts the task workers of one spec: processes outside the pools, each of which runs one `Task`, such as reward computation.
 
     Args:
         spec: the spec of the workers.
         run: the state shared with all processes of the run.
-        setup: a function from a process's number to its set-up.
+        setup: a function that returns the set-up of the process with the given number.
         nodes: a function that returns the living nodes.
     """
 

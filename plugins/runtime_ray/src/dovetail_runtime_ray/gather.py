@@ -30,7 +30,8 @@ class Gather:
         what: the call as text, such as `actor.update()`.
         refs: Ray's reference to the answer of every rank that was called.
         limit: the time limit in seconds.
-        method: the called method, from which the stacks' file and the time limit's config key get their names; empty during the start.
+        method: the called method. A file of stacks is named after it, and errors name the config key of its time limit. Empty for calls
+            during the start.
     """
 
     def __init__(

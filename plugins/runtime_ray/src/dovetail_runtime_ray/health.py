@@ -110,7 +110,7 @@ def stopped(what: str, cause: WorkerError) -> WorkerError:
 
 
 def why_lost(error: BaseException) -> str:
-    """Return the cause of a lost process as Ray reports it, without Ray's advice to operators of clusters."""
+    """Return why Ray lost a process, as Ray reports it but without Ray's advice to operators of clusters."""
     text = " ".join(str(error).split())
     if "memory" in text and isinstance(error, ray.exceptions.OutOfMemoryError):
         return f"Ray ended it because the machine was nearly out of memory: {text[:400]}"

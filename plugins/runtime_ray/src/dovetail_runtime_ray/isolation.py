@@ -55,13 +55,13 @@ class EnvironmentInfo:
     executable: str
     python: str
     packages: Mapping[str, str | None]
-    """Distribution → version; None if missing."""
+    """For each distribution's name its version; None if it is not installed."""
     build: str | None
     """Build of torch, such as `cpu` or `cuda 13.0`; None without torch."""
     nccl: str | None
     """Version of the NCCL that came with torch."""
     uses: Mapping[str, str] = field(default_factory=dict)
-    """Dependency → version, for the dependencies of the plugins' distributions."""
+    """For each dependency of the plugins' distributions, its name and version."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """The requested plugins, each with kind, name, distribution, version and sha256. A missing plugin has the reason in `missing`.
     `unmet` lists needs that this environment does not meet, each with its install command."""
@@ -112,7 +112,7 @@ def facts_here(
     """Return a description of this process's Python environment, made without importing the plugins.
 
     Args:
-        plugins: entries of a plugin lock; plugins from files are left out.
+        plugins: entries of a plugin lock (a run's record of its plugins); plugins from files are left out.
         packages: distributions whose versions to include, besides dovetail-core.
     """
     asked = [item for item in plugins if item.get("path") is None]
@@ -222,7 +222,7 @@ def unfit_environment(
 def plugins_of_roles(
     roles: Iterable[str], plugins: Iterable[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return the entries of a plugin lock whose plugins are loaded by processes of these roles."""
+    """Return those entries of a plugin lock (a run's record of its plugins) whose plugins are loaded by processes of these roles."""
     kinds: frozenset[str] = frozenset()
     for role in roles:
         kinds |= _OF_ROLLOUTS if role == "rollout" else _OF_TRAINERS
@@ -236,7 +236,7 @@ def check_environment(
 
     Args:
         controller: the controller's `EnvironmentInfo`, as a mapping, for the same plugins.
-        plugins: entries of the controller's lock that this process loads.
+        plugins: the plugins that this process loads, as entries of the run's plugin lock.
         where: the name of this process in the error.
 
     Raises:

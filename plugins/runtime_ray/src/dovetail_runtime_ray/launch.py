@@ -67,7 +67,7 @@ class RunProcesses:
 
 
 def start_actor(process: type, setup: ProcessSetup, **options: Any) -> Any:
-    """Start a process with extra threads for control methods, and return its handle without waiting.
+    """Start a process, and return its handle without waiting. Extra threads run control methods, such as `stacks`, during other calls.
 
     Args:
         process: the process's class.

@@ -31,7 +31,7 @@ _STAYS = {"level", "logger", "timestamp", "run", "exception"}
 
 
 class WorkerLogs:
-    """The log files of this process. An event carries the role and rank of the call that logs it; outside a call, `label` and `rank`.
+    """The log files of this process. A log event has the role and rank of the call that logs it; outside a call, `label` and `rank`.
 
     Args:
         run_directory: the directory of `logs/`; None for no files.

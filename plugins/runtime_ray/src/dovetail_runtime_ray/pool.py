@@ -220,8 +220,8 @@ class PoolProcesses:
             name: the method that names the file; empty during the start, for no file.
 
         Returns:
-            A text for the error, with the file's path or the stacks themselves; and the ranks that gave no stacks. Even a
-            rank that waits in a collective gives its stacks, so a rank without stacks must be suspended (SIGSTOP).
+            A text for the error, with the file's path or the stacks themselves; and the started ranks that gave no stacks.
+            Even a rank that waits in a collective gives its stacks, so a started rank without stacks must be suspended (SIGSTOP).
         """
         asked = {
             rank: self._actors[rank].stacks.options(concurrency_group=CONTROL).remote()
@@ -305,7 +305,7 @@ class RayGroup(WorkerGroup):
 
     Args:
         worker_class: the class of the workers.
-        mesh: the mesh; its size is the number of processes.
+        mesh: the device mesh of the workers; its size is the number of processes.
         role: the role's name in the processes.
         processes: the processes of the pool.
         codec: the codec of calls and results.

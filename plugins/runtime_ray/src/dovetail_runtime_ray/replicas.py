@@ -31,7 +31,7 @@ class Replicas:
         reserved: the pool's reserved resources.
         ranks: training processes on the same accelerators, if any.
         run: the state shared with all processes of the run.
-        setup: a function from a process's label and number to its set-up.
+        setup: a function that returns the set-up of the process with the given label and number.
         apart: whether the replicas' Python environment differs from the controller's.
 
     Raises:

@@ -33,7 +33,7 @@ class Reserved:
         All actors of a bundle share its CPUs.
 
         Args:
-            rank: the rank of the pool.
+            rank: the rank's number in the pool.
             parts: number of actors that share the rank's accelerator; 0 for an actor without an accelerator.
         """
         node, bundle = divmod(rank, self.pool.ranks_per_node)
@@ -55,8 +55,8 @@ def reserve(shares: Sequence[Share], nodes: Sequence[Node]) -> dict[str, Reserve
     """Make the placement groups of all pools, and return them by the pool's name.
 
     Args:
-        shares: the pools' shares.
-        nodes: the node of each share.
+        shares: the shares of all pools; a share is a pool's ranks on one node.
+        nodes: the node of each share, in the same order.
 
     Raises:
         PlacementError: Ray did not reserve the resources in time; another program may have taken them.

@@ -15,7 +15,7 @@ TOGETHER = 4 << 20
 
 
 class Bundle:
-    """One object in the store, a list of arrays; `arrays` holds them after this process has read the object."""
+    """One object in the store: a list of arrays. Once this process has read the object, `arrays` holds the list."""
 
     __slots__ = ("arrays", "reference")
 

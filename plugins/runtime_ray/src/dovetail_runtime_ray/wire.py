@@ -26,7 +26,7 @@ class RoleEnvironment:
     controller: Mapping[str, Any] | None = None
     """The controller's `EnvironmentInfo` as a mapping, which the process compares with its own environment."""
     plugins: Sequence[Mapping[str, Any]] = ()
-    """Entries of the run's lock that the processes load."""
+    """The plugins that the processes load, as entries of the run's plugin lock."""
 
 
 @attrs.frozen(kw_only=True)

@@ -86,10 +86,11 @@ def replica_seed(engine: str, context: PluginContext) -> int:
 def starts_empty(config: ServingSection, context: PluginContext, *, kept: object = None) -> bool:
     """Return whether an engine may start with random weights, because a complete update precedes the first request.
 
-    Such a start is faster. A tensor that the updates lack stays random, so that the weight check detects the omission.
+    Such a start is faster. A tensor that the updates lack stays random; the run then notices that the engine's log-probabilities differ
+    from the trainer's (`rollout.weight_check`).
 
     Args:
-        config: the rollout's config. The result is False if it joins servers or sets `engine_args.load_format`.
+        config: the rollout's config. If this config joins servers or sets `engine_args.load_format`, the result is False.
         context: the rollout's context.
         kept: another reason why the weights on disk are needed, such as quantisation; falsy if there is none.
     """

@@ -18,7 +18,7 @@ class WeightsUntouchedError(WeightSyncError):
 
 
 class OthersFailedError(WeightsUntouchedError, CalledOffError):
-    """An update was called off before it started, since another receiver will not connect."""
+    """A weight update was called off before it started, since another of its receivers (engine processes) will not connect."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -52,9 +52,7 @@ class SampleResult:
     requested.
     """
     weight_versions: np.ndarray | None = None
-    """Version of the weights that produced each token, int64 [T]; None if all tokens have the version that was in force when the call
-    began.
-    """
+    """Version of the weights that produced each token, int64 [T]; None if all are of the version at the call's start."""
 
 
 class Backend(ABC):
@@ -97,7 +95,10 @@ class Backend(ABC):
 
     @abstractmethod
     def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
-        """Free the accelerators' memory for `tags` (`weights`, `kv_cache`), and return the measured number of freed bytes."""
+        """Free the accelerators' memory for `tags` (`weights`, `kv_cache`), and return the measured number of freed bytes.
+
+        With `keep_weights`, `wake` restores the weights; without, a complete update must follow before the next call.
+        """
 
     @abstractmethod
     def wake(self, tags: frozenset[str]) -> None:

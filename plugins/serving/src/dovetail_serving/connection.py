@@ -81,7 +81,7 @@ class ServerConnection:
     async def ask(
         self, name: str, header: Mapping[str, Any] | None = None, arrays: Sequence[np.ndarray] = ()
     ) -> Frame:
-        """Post a frame to one of the server's Dovetail paths, and return the frame of the answer.
+        """Post a frame (a binary message) to one of the server's paths below `/dovetail/v1/`, and return the frame of the answer.
 
         Args:
             name: the last part of the path, such as `load`.
@@ -111,7 +111,7 @@ class ServerConnection:
     async def stream(
         self, name: str, content: bytes, answered: Callable[[], None], take: Callable[[Frame], None]
     ) -> None:
-        """Post a request and call `take` with each frame of the streamed answer on arrival.
+        """Post a request to a path below `/dovetail/v1/`, and call `take` with each frame (binary message) of the answer on arrival.
 
         Args:
             name: the last part of the path, such as `generate`.
@@ -209,7 +209,7 @@ class ServerConnection:
 
     @property
     def alive(self) -> bool:
-        """Whether the server is not known to be dead."""
+        """Whether no check has found the server dead. If Dovetail started the server, this property checks the process, too."""
         if self._death is None and (how := self._ended()) is not None:
             self._die(how)
         return self._death is None

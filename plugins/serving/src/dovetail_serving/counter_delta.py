@@ -15,7 +15,8 @@ class CounterDelta:
     Args:
         prefix: the prefix of the metrics' names, such as `rollout/vllm/`.
         counted: the name of one total; if it has not grown, there are no metrics.
-        metrics: a function that returns the metrics, given each total's growth since the previous call, and the totals.
+        metrics: a function that returns the metrics. Its first argument has each total's growth since the previous call, its second
+            argument the totals.
     """
 
     def __init__(

@@ -10,10 +10,10 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def refuse_indivisible(model: ModelSection, *, ranks: int, spread: int = 1) -> None:
-    """Check that a model can be divided over a replica's ranks as serving engines do.
+    """Check that a serving engine can divide a model over a replica's ranks (tensor and expert parallelism).
 
-    Every rank must get the same number of attention heads and of key-value heads. Alternatively, the same number of ranks may share each
-    key-value head.
+    Every rank must get the same number of attention heads and of key-value heads; if there are more ranks than key-value heads, the
+    same number of ranks must share each head. With expert parallelism, every rank must get the same number of experts.
 
     Args:
         model: the rollout's model; not checked unless its config is on this machine and transformers can read it.

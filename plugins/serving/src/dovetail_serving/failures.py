@@ -19,7 +19,9 @@ class Known:
     """A known cause of failure, recognised in an engine's exception or output."""
 
     pattern: str
-    """A regular expression to search in the exception and output, in which white space has been reduced to single blanks."""
+    """A regular expression, searched for in the text of the exception and the output. Each run of white space in this text is
+    reduced to one blank before the search.
+    """
     error: type[DovetailError]
     """The type of the error that is raised for this cause."""
     message: str
@@ -48,7 +50,7 @@ class Failures:
     """Known causes of failure, tried in this order."""
 
     def tail_of(self, log: Path | None, lines: int = _SHOWN_LINES) -> str:
-        """Return the last lines of the engine's log, without prefixes; empty if there is no log."""
+        """Return the last lines of the engine's log, without prefixes such as timestamps (`marks`); empty if there is no log."""
         return "\n".join(self._text(log).splitlines()[-lines:])
 
     def start(self, error: BaseException, log: Path | None, config: Any) -> DovetailError:

@@ -45,7 +45,7 @@ class Gate:
         """Wait until the gate is open.
 
         Returns:
-            True if the sample may run, and must `leave` afterwards; False if it was aborted while it waited.
+            True if the sample may run; the caller must then call `leave` after the sample. False if it was aborted while it waited.
         """
         while True:
             with self._lock:
@@ -77,7 +77,8 @@ class Gate:
         """Make further samples wait until `open`.
 
         Args:
-            abort: whether to mark running samples as aborted; otherwise interrupted samples continue after `open`.
+            abort: True marks the running samples as aborted, so that they end with their tokens so far. False does not: running
+                samples that the caller interrupts continue after `open`.
 
         Returns:
             The ids of the running calls.

@@ -23,7 +23,7 @@ async def answers_of(
 
     Args:
         connection: the connection to the server.
-        paths: `DESCRIBE`, and any other paths that identify the engine.
+        paths: the path of the server's description (`DESCRIBE`), and any other paths that identify the engine.
         token_variable: the environment variable with the token that is sent.
         hint: the error's hint: how to start a suitable server.
 

@@ -26,7 +26,11 @@ _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_version
 
 
 def packed_calls(calls: Mapping[str, SampleCall]) -> bytes:
-    """Return one frame with these calls, by their names on the server. The frame has a group's prompt and sampling parameters only once."""
+    """Return one frame (binary message) with these calls. A prompt or sampling parameters that calls share are sent only once.
+
+    Args:
+        calls: the calls by the names that they get on the server.
+    """
     prompts: dict[int, int] = {}
     samplings: dict[SamplingParams, int] = {}
     arrays: list[np.ndarray] = []

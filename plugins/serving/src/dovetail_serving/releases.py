@@ -50,7 +50,7 @@ class DrivenEngine:
         plugin: the plugin's package, whose imports determine the names that the engine must have.
         oldest: the oldest release that the plugin supports.
         newest: the newest release that the plugin was tested with.
-        lacks: a clause for the error that says what releases before `oldest` can't do.
+        lacks: what releases before `oldest` can't do, as a clause of the error.
     """
 
     title: str

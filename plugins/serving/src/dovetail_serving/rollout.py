@@ -44,20 +44,21 @@ class ServingRollout(BaseRollout):
 
     Every sample is a separate request and arrives when it is finished; the engine's prefix cache shares the keys and values of a prompt.
 
-    Unless samples are paused with `KEEP_CACHE`, weights never change under a running sample. An update interrupts running samples, which
-    afterwards continue from their tokens so far. Every token's version is therefore that of the weights that produced it. (A stop string
-    across such an interruption is not detected.)
+    An update interrupts running samples, which afterwards continue from their tokens so far, so weights never change while a sample
+    runs. The exception is a pause that keeps the KV cache (`KEEP_CACHE`): the engine then reports each token's weight version. Every
+    token's version is therefore that of the weights that produced it. (A stop string across an interruption is not detected.)
 
     A subclass is the plugin, with a name, capabilities and a Config, and makes the `Backend`. The Config may have the fields
     `max_model_len` (maximum tokens of prompt and response together, or None), `max_adapter_rank` (largest adapter rank, or None) and
-    `seeding` (`per_sample` or `none`). A missing field counts as None or `none`.
+    `seeding` (`per_sample` or `none`). A missing `seeding` counts as `none`, any other missing field as None.
     """
 
     engine: ClassVar[str]
     """The engine's name in messages, such as `vLLM`."""
     log_probs: ClassVar[Literal["processed", "raw"]] = "processed"
     """The distribution of the backend's log-probabilities. `processed`: the distribution that the sampler used; `raw`: the full softmax of
-    logits / temperature, before top-p and top-k. With `raw`, the backend returns both log-probabilities if top-k is set.
+    logits / temperature, before top-p and top-k. With `raw` and top-k, the backend returns the log-probabilities under both
+    distributions.
     """
 
     def __init__(self, config: PluginConfig, context: PluginContext) -> None:

@@ -51,7 +51,8 @@ log = logging.getLogger("dovetail_serving")
 class Host(ABC):
     """Interface to the engine inside a server's process.
 
-    Every method but `generate` takes a frame and returns a frame; exceptions are sent to the caller by name and text.
+    Every method but `generate` takes a frame (a binary message with a JSON header) and returns a frame. Exceptions are sent to the
+    caller by name and text.
     """
 
     @abstractmethod
@@ -60,7 +61,7 @@ class Host(ABC):
 
     @abstractmethod
     async def describe(self, _: Frame) -> Frame:
-        """Return a description of the running engine: `protocol` (`messages.PROTOCOL`), and data that the rollout's plugin checks."""
+        """Return a description of the running engine: `protocol` (version of the message format), and data that the plugin checks."""
 
     @abstractmethod
     async def abort(self, frame: Frame) -> Frame:
@@ -76,11 +77,11 @@ class Host(ABC):
 
     @abstractmethod
     async def connect(self, frame: Frame) -> Frame:
-        """Create weight receivers for the transport in the header's `info`; the answer is an `Outcome`."""
+        """Create receivers of weights for the transport that the header's `info` describes; the answer holds an `Outcome`."""
 
     @abstractmethod
     async def load(self, frame: Frame) -> Frame:
-        """Receive, verify and load the update of the header's `manifest`; the answer is an `Outcome`."""
+        """Receive, verify and load the weights that the header's `manifest` describes; the answer holds an `Outcome`."""
 
     async def freeze(self, _: Frame) -> Frame:
         """Pause all calls until `thaw`, keeping their keys and values.
@@ -100,7 +101,7 @@ class Host(ABC):
 
     @abstractmethod
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the memory that the request's header names by `tags`. The reply's header has `freed`, the number of bytes.
+        """Free the memory that the request's header names by `tags` (`weights`, `kv_cache`). The reply's header has `freed`, the bytes.
 
         If the request's `keep_weights` is true, `wake` restores the weights.
         """

@@ -25,7 +25,9 @@ _PORTS_TRIED = 3
 
 
 class ServerBackend(Backend):
-    """A backend on a server that answers Dovetail's paths (`routes`). Requests use persistent connections on a separate event loop.
+    """A backend on a server that answers Dovetail's HTTP paths, `/dovetail/v1/…` (`routes`).
+
+    Requests use persistent connections on a separate event loop.
 
     Args:
         config: the rollout's config; its `urls` are the servers to join, one per replica, or empty.

@@ -9,5 +9,5 @@ from dovetail_serving.frames import MEDIA_TYPE, pack
 
 
 def frame_of(header: dict[str, Any]) -> Answer:
-    """Return an answer for `FakeServer` that sends a frame with this header."""
+    """Return an answer for `FakeServer` that sends a frame (a binary message) with this header."""
     return lambda request: reply(request, 200, pack(header), MEDIA_TYPE)

@@ -52,7 +52,7 @@ def transport_info(transport: WeightTransport, context: PluginContext) -> dict[s
 
 
 class WeightEnd:
-    """An engine process's end of a weight transport.
+    """The receiving side of a weight transport, in one of an engine's processes.
 
     Attributes:
         receiver: the receiver of weight updates.
@@ -64,10 +64,10 @@ class WeightEnd:
 
     @contextmanager
     def taking(self, manifest: WeightManifest) -> Iterator[None]:
-        """Call the weight update off if the `with` block that receives and loads it fails.
+        """Call the weight update off if the `with` block, which receives and loads the weights, fails.
 
-        An engine answers only for all its processes together. Without the call-off, one process's failure would be noticed only after the
-        other processes' time-outs.
+        An engine answers only after all its processes have ended the update. Without the call-off, the other processes would wait until
+        their time-outs.
         """
         try:
             yield
@@ -87,7 +87,7 @@ class WeightEnd:
 
 
 def end_from(transport: Mapping[str, Any], context: Mapping[str, Any], device: str) -> WeightEnd:
-    """Construct a transport from the values of `transport_info`, and return this process's end of the transport.
+    """Construct a transport from the values of `transport_info`, and return its receiving side for this process.
 
     Args:
         transport: the value of `transport` in the result of `transport_info`.
@@ -148,7 +148,7 @@ class Outcome:
     changed: bool = False
     """Whether any weight of the model was overwritten."""
     adapter: int | None = None
-    """The engine's number for the adapter in the update, or None."""
+    """The engine's number for the adapter that the update loaded; None without one."""
     called_off: bool = False
     """Whether the update was called off before its start, because another receiver will not connect."""
 
@@ -183,7 +183,7 @@ def outcome_of(
     Never raises, since engines do not pass on exceptions from their worker processes.
 
     Args:
-        act: the operation, which returns the engine's number for a received adapter, or None.
+        act: the operation, which returns the engine's number for an adapter that it loaded, None without one.
         changed: a function, called after a failure, that returns whether any weight of the model was overwritten.
     """
     try:
@@ -217,7 +217,10 @@ def merged_outcomes(outcomes: Sequence[str], version: int) -> Outcome:
 
 
 def first_failed(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the index of a failed process, preferably one that failed by itself and not by a call-off; None if all succeeded."""
+    """Return the index of a process that failed; None if all succeeded.
+
+    A process that failed by itself is preferred to one whose update was called off.
+    """
     failed = [index for index, one in enumerate(outcomes) if one.error is not None]
     return min(failed, key=lambda index: outcomes[index].called_off, default=None)
 

@@ -156,7 +156,13 @@ class CudaMemory:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def fetch(self, target: Tensor, source: Allocation, offset: int) -> None:
-        """Queue a copy of n bytes from another device's memory, from `offset` on, to `target`, uint8 [n], on the current stream."""
+        """Queue a copy of n bytes of another device's memory to `target`, uint8 [n], on the current stream.
+
+        Args:
+            target: the memory that receives the bytes.
+            source: the other device's memory.
+            offset: the position in `source` at which the n bytes begin.
+        """
         stream = torch.cuda.current_stream(self._device)
         with torch.cuda.device(self._device):
             self._use_device()

@@ -30,9 +30,10 @@ _CLOSED = "the weight transport is closed, and its GPU memory is freed"
 
 
 class DeviceSenderSlots(SenderSlots):
-    """Allocates the ring of slots in the trainer's GPU memory, and a larger ring if an update needs larger slots.
+    """Allocates a ring of slots, each for one bucket of weights, in the trainer's GPU memory.
 
-    The old ring is freed after that update, since receivers close the old ring when they open the new one.
+    If an update needs larger slots, a larger ring is allocated. The old ring is freed after that update, since receivers close the old
+    ring when they open the new one.
     """
 
     def __init__(self, slots: int, memory: CudaMemory) -> None:
@@ -81,7 +82,7 @@ class DeviceSenderSlots(SenderSlots):
 
 
 class DeviceReceiverSlots(ReceiverSlots):
-    """Opens the sender's ring in GPU memory.
+    """Opens the sender's ring of slots in GPU memory, and returns the bucket of weights that a slot holds.
 
     Args:
         device: the device of the rollout.

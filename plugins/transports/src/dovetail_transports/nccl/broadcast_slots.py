@@ -56,7 +56,7 @@ class BroadcastSenderSlots(SenderSlots):
     """Forms the process group of sender and receivers, and forms a new group when its members change.
 
     Args:
-        slots: the number of slots.
+        slots: the number of slots, that is, of buckets of weights that are in transit at once.
         device: the device of the buckets.
         backend: `nccl` or `gloo`.
         host: the address of the store through which members find each other.

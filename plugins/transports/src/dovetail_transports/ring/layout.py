@@ -25,7 +25,7 @@ class TensorSlot:
     spec: TensorSpec
     dtype: torch.dtype
     offset: int
-    """Bytes from the bucket's start, a multiple of ALIGNMENT."""
+    """Position of the tensor's first byte in its bucket, a multiple of 64 (`ALIGNMENT`)."""
     nbytes: int
 
     def view(self, bucket: Tensor) -> Tensor:
@@ -43,13 +43,13 @@ def extent(places: tuple[TensorSlot, ...]) -> int:
 
 @attrs.frozen(kw_only=True)
 class BucketLayout:
-    """The buckets of an update, each a tuple of its tensors' positions in the manifest's order."""
+    """The division of an update's tensors into buckets. Each bucket is a tuple of tensor positions, in the manifest's order."""
 
     buckets: tuple[tuple[TensorSlot, ...], ...]
     slot_bytes: int
     """Size of the largest bucket in bytes, rounded up to whole pages."""
     fingerprint: str
-    """Digest of kind, adapter, names, shapes, dtypes and bucket size: equal on both sides if their manifests are."""
+    """Digest of kind, adapter, names, shapes, dtypes and bucket size: equal for sender and receiver if both have the same manifest."""
 
     @classmethod
     def of(cls, manifest: WeightManifest) -> BucketLayout:

@@ -115,7 +115,7 @@ class Peers:
         """Read the messages that have arrived, and raise an error if the update can't continue.
 
         Raises:
-            ReceiverError: a receiver is lost, and the update is collective.
+            ReceiverError: a receiver is lost, and the update is `collective`, so that no other receiver can complete it.
         """
         self.listen()
         if self._collective and any(peer.lost for peer in self._peers):
@@ -143,7 +143,7 @@ class Peers:
         """Wait until every active receiver has finished `count` buckets.
 
         Raises:
-            ReceiverError: all receivers have failed, or as in `check`.
+            ReceiverError: all receivers have failed, or one is lost and the update is `collective`.
         """
         deadline = time.monotonic() + self._timeout
         for peer in self._peers:

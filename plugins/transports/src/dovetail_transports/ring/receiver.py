@@ -27,8 +27,8 @@ class RingReceiver(WeightReceiver):
     on the device's current stream may still read it.
 
     Args:
-        rendezvous: the rendezvous with the sender.
-        slots: the receiver's end of the ring.
+        rendezvous: the means by which the receiver and its sender connect.
+        slots: the receiver's end of the ring of slots, each of which holds one bucket.
     """
 
     lasting: ClassVar[bool] = False

@@ -17,7 +17,7 @@ _ONE_MACHINE = "this transport connects processes of one machine and one run"
 
 
 class SenderRendezvous(ABC):
-    """The trainer's side of a rendezvous, through which receivers connect to the sender."""
+    """The trainer's side of a rendezvous, which makes the connections to the receivers at the start of each update."""
 
     counted: ClassVar[bool] = False
     """Whether the number of receivers must be known in advance, since receivers connect only when an update starts."""
@@ -57,7 +57,7 @@ class SenderRendezvous(ABC):
 
 
 class ReceiverRendezvous(ABC):
-    """A rollout's side of a rendezvous, through which it connects to the sender."""
+    """A rollout's side of a rendezvous, which makes the connection to the sender at the start of each update."""
 
     hint: str
     """Hint of the error if no sender connects."""
@@ -87,7 +87,7 @@ class ReceiverRendezvous(ABC):
 
 
 class LocalSenderRendezvous(SenderRendezvous):
-    """Connects a sender to receivers on the same machine, whose sockets it finds in a directory.
+    """Connects a sender to the receivers on its machine. Each receiver listens at a socket; a directory holds all these sockets.
 
     Args:
         join: a function that joins the run's rendezvous directory and returns it, called on first use.

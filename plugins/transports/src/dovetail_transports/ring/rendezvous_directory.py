@@ -36,7 +36,7 @@ def default_root() -> Path:
 
 
 class RendezvousDirectory:
-    """Membership of this process in the private directory in which sender and receivers of a run meet.
+    """Membership of this process in a run's private directory, which holds the sockets by which sender and receivers connect.
 
     Args:
         root: the directory with the private directories of all runs of this user.

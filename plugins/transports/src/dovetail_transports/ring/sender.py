@@ -32,12 +32,12 @@ _LAST_WORDS_SECONDS = 5.0
 class RingSender(WeightSender):
     """Sends updates through a ring of buckets.
 
-    The manifest gives the number of receivers, in all or on each machine. Without a number, an update goes to all receivers that have
-    connected when it starts.
+    The manifest gives the number of receivers, in all or on each machine. Without a number, an update starts as soon as a receiver has
+    connected, and goes to the receivers that have connected by then.
 
     Args:
-        rendezvous: the rendezvous with the receivers.
-        slots: the sender's end of the ring.
+        rendezvous: the means by which the sender and its receivers connect.
+        slots: the sender's end of the ring of slots, each of which holds one bucket.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class RingSender(WeightSender):
         """Send an update, in the manifest's shapes, and wait until every receiver has finished the last bucket.
 
         Raises:
-            ReceiverError: too few receivers connected, or a receiver refused the update or failed. If the transport is
-                not collective, all other receivers have the complete update.
+            ReceiverError: too few receivers connected, and none has the update. Or a receiver refused the update or failed: the others
+                have the complete update, unless the transport needs all receivers (`SenderSlots.collective`).
             WeightSyncError: the tensors differ from the manifest, or there is no memory for the ring.
         """
         gathered, context = iter(tensors), self._context

@@ -37,7 +37,7 @@ class SenderSlots(ABC):
     collective: ClassVar[bool] = False
     """Whether all receivers take part in every delivery, so that a lost receiver stops the update for all."""
     slots: int
-    """Number of buckets in transit at once."""
+    """Number of slots, each for one bucket, and so of buckets in transit at once."""
 
     @abstractmethod
     def fit(self, slot_bytes: int) -> None:
@@ -62,7 +62,7 @@ class SenderSlots(ABC):
         """Connect to the receivers of the update, which have got their offers and now open the ring."""
 
     def deliver(self, bucket: int, nbytes: int) -> None:
-        """Deliver the first `nbytes` of an announced bucket to the receivers, and wait for the end of the transfer.
+        """Deliver the first `nbytes` of a bucket to the receivers, which know its number and size, and wait for the end of the transfer.
 
         Raises:
             DeliveryError: the bucket did not reach all receivers.
@@ -83,7 +83,9 @@ class ReceiverSlots(ABC):
     """A rollout's end of the trainer's ring of slots (`SenderSlots`), kept between updates."""
 
     collective: ClassVar[bool] = False
-    """Whether all receivers take part in every delivery, as in `SenderSlots`. If so, a receiver that fails takes part in the rest, too."""
+    """Whether all receivers take part in every delivery, as in `SenderSlots`. If so, a receiver that failed still takes part in the
+    update's remaining deliveries.
+    """
 
     def state(self) -> dict[str, Any]:
         """Return the state of this end as JSON values, from which the sender makes its offer."""
@@ -100,7 +102,7 @@ class ReceiverSlots(ABC):
 
     @abstractmethod
     def collect(self, bucket: int, nbytes: int, pulse: Pulse) -> Tensor:
-        """Return the bytes of an announced bucket, uint8 [at least nbytes], valid until `through` is called."""
+        """Return the bytes of the bucket that the sender has announced, uint8 [at least nbytes], valid until `through` is called."""
 
     def through(self) -> None:
         """Wait until all queued work that reads the bucket has finished."""

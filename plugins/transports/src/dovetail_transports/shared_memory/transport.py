@@ -28,7 +28,7 @@ _HOST_REGISTER_DEFAULT = 0
 
 
 class SharedRing:
-    """A ring of slots in memory that several processes map.
+    """A ring of slots, each for one bucket of weights, in memory that several processes map.
 
     Args:
         descriptor: the file descriptor of the memory; the ring does not keep the descriptor.
@@ -107,7 +107,7 @@ def _cudart() -> Any:
 
 
 class SharedSenderSlots(SenderSlots):
-    """Allocates the ring in shared memory, and a larger ring if an update needs larger slots."""
+    """Allocates a ring of slots, each for one bucket of weights, in shared memory; a larger ring if an update needs larger slots."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -147,7 +147,7 @@ class SharedSenderSlots(SenderSlots):
 
 
 class SharedReceiverSlots(ReceiverSlots):
-    """Maps the sender's shared memory.
+    """Maps the shared memory of the sender's ring, and returns the bucket of weights that a slot holds.
 
     Args:
         device: the device to which the rollout copies the weights.
