@@ -95,14 +95,15 @@ class Run(ABC):
 
     @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Collect the samples of a step into `step.experience`: admitted samples first (but see `Trainer.over_sampling`).
+        """Collect the samples of a step into `step.experience`.
 
+        Samples that `admit` started are taken first, in the order of their prompts (but see `Trainer.over_sampling`).
         Missing samples are generated and scored now. A run on a dataset's examples (`Trainer.examples`) takes `data.train_batch_size`
         examples.
 
         Raises:
-            PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
-                `publish_weights` has sent.
+            PluginBrokenError: the rollout's weights are out of date: `publish_weights` was not called yet, or was last called more
+                than `Trainer.max_staleness` steps ago.
             PluginBrokenError: `step` is not the running step, or already has its samples.
             RewardError: scoring failed for more than the share `reward.max_failure_share` of the samples.
         """
