@@ -249,7 +249,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return, by role, the rule for sharing an accelerator with training models; an engine without a rule never leaves the accelerator."""
+        """Return, by role, the rule for sharing an accelerator with training models. An engine without a rule stays on the accelerator."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
