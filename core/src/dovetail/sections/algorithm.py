@@ -106,7 +106,7 @@ class AlgorithmSection:
     stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
     """Further stages of a step. Each runs in its phase after the stages of the stage set, as far as its `before` and `after` allow."""
     stage_set: PluginSection = plugin_field("stage_set", "standard")
-    """The set of stages that a step may have without being named in `stages`, and their order."""
+    """The plugin that names a step's stages in order, besides those in `stages`. Stages that the config does not need are left out."""
     overlong_penalty: OverlongPenaltySection | None = None
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)

@@ -81,7 +81,7 @@ class RolloutSection(PluginSection):
     ignore_eos: bool = False
     """Continue past the end of sequence up to the maximum length, for benchmarks."""
     replicas: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
-    """Engine replicas; None means one in this process, or as many as fit the ranks of the rollout's pool."""
+    """Number of engine replicas. None means one if the runtime uses only this process, else as many as the rollout's pool has ranks for."""
     weight_transport: PluginSection | None = plugin_field("weight_transport", None)
     """The transport of new weights to the engine; None leaves the choice to the runtime."""
     validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
@@ -127,7 +127,7 @@ class RolloutSection(PluginSection):
 
     @property
     def joined(self) -> int:
-        """The number of running engines that replicas join, which take no ranks; 0 if each replica starts its own engine."""
+        """Number of running engines that replicas join. Such replicas take no ranks. 0 if each replica starts its own engine."""
         return len(self.addresses)
 
     def joining(self, address: str) -> Self:

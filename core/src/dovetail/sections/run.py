@@ -67,8 +67,8 @@ class MixtureSection:
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the dataset in an epoch, divided by the sum of all weights. None, which then must hold for all datasets: each gives as many
-    prompts or examples as it has rows."""
+    """Weight of the dataset: its share of an epoch is the weight divided by the sum of all weights. Either every dataset has a weight, or
+    none has (None). Without weights, each dataset gives as many prompts or examples as it has rows."""
     prompt_key: str | None = None
     """Column that holds the prompt; by default `data.prompt_key`."""
 
