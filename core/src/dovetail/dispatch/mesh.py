@@ -126,7 +126,7 @@ class Mesh:
         ]
 
     def described(self) -> str:
-        """Return the axes larger than 1, such as `dp=2 × tp=4`."""
+        """Return the axes larger than 1 as text, such as `dp=2 × tp=4`; `dp=1` if there are none."""
         large = [f"{axis}={size}" for axis, size in self._axes.items() if size > 1]
         return " × ".join(large) or "dp=1"
 

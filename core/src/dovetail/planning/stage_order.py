@@ -17,7 +17,7 @@ IN_CONFIG = "algorithm.stages["
 
 @attrs.frozen
 class Candidate:
-    """A stage that may be active."""
+    """A stage that becomes part of the step if `because` gives a reason."""
 
     plugin: SelectedPlugin
     chosen_because: str | None = None
