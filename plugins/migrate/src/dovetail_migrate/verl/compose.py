@@ -21,7 +21,7 @@ VERSIONS = ("0.9.1", "0.8.0")
 
 @functools.cache
 def verl_files(version: str) -> Mapping[str, Any]:
-    """Return verl's parsed config files by name, such as `actor/dp_actor`."""
+    """Return the parsed config files of a version of verl by name, such as `actor/dp_actor`."""
     path = files("dovetail_migrate.verl") / "tables" / f"verl-{version}.json"
     return json.loads(path.read_text("utf-8"))
 
