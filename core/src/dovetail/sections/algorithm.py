@@ -58,7 +58,7 @@ class EntropySection:
 class OverlongPenaltySection:
     """DAPO's soft penalty on long responses (arXiv 2503.14476, eq. 13), added to the reward.
 
-    min(−(length − (max_response_length − buffer)) / buffer · factor, 0)
+    The penalty is min(−(length − (max_response_length − buffer)) / buffer · factor, 0), where length counts the response's tokens.
     """
 
     buffer: int = attrs.field(default=4096, validator=attrs.validators.ge(1))

@@ -146,7 +146,7 @@ class RolloutSection(PluginSection):
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
-        """Return the setting for the engine's share of accelerator memory, and its value; None if the engine takes what it needs."""
+        """Return name and value of the setting for the engine's share of accelerator memory; None if the engine takes what it needs."""
         return None
 
     @property

@@ -132,9 +132,9 @@ class DataSection:
     )
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Maximum tokens of a prompt; without `max_length`, also of an example before its first trained token."""
+    """Maximum tokens of a prompt. Unless `max_length` is set, also of the part of an example before its first trained token."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Maximum tokens generated for a response; without `max_length`, also of an example from its first trained token on."""
+    """Maximum tokens generated for a response. Unless `max_length` is set, also of an example from its first trained token on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
     """Maximum tokens of an example, prompt and response together, in place of `max_prompt_length` and `max_response_length`."""
     overlong_prompts: Literal[
