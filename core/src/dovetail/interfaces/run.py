@@ -87,9 +87,9 @@ class Run(ABC):
             groups: the number of prompts; by default that of a step (`data.train_batch_size`).
 
         Raises:
-            PluginBrokenError: more prompts would be outstanding (admitted, but not yet learned from and followed by
-                `publish_weights`) than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than the limit that
-                `Trainer.over_sampling` sets instead.
+            PluginBrokenError: more prompts would be outstanding than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than
+                the limit that `Trainer.over_sampling` sets instead. A prompt is outstanding from `admit` until weights are published
+                after the step that trained on its samples.
             PluginBrokenError: the rollout's weights are too old, see `collect`.
         """
 

@@ -166,7 +166,7 @@ class RolloutSection(PluginSection):
         return None
 
     def truncation(self) -> Mapping[str, tuple[object, object]]:
-        """Return the settings in effect that truncate the sampling distribution: field → (value, neutral value).
+        """Return the settings in effect that truncate the sampling distribution: field → (value, value without effect).
 
         An engine with a further setting of this kind, such as a min-p, adds it:
         `{**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}`.

@@ -250,7 +250,7 @@ class TrainerSection(PluginSection):
     there is none; a finished run stays as it is. never: refuse. The path of a checkpoint, or of a run directory (its latest
     checkpoint): begin a new run from this checkpoint; once begun, continue as with auto."""
     run_restarts: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if the run's
+    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They restart it if the run's
     process was killed, or failed because of lost processes, machines or engines, a full disk or the network; not after other errors, nor
     twice without a new step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))

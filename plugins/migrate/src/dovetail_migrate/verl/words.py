@@ -195,7 +195,7 @@ def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
     """Return the folder with the command's config files: `--config-path`, by default `config`; None if the default does not exist.
 
     Args:
-        command: the command. A relative path counts from the folder of the command's module.
+        command: the command. A relative path is searched in the folder of the command's module, then in `places` themselves.
         places: folders to search: the working directory, the script's folder and its parent folders.
 
     Raises:
