@@ -18,7 +18,7 @@ class Mesh:
     The order of the axes fixes the order of ranks: neighbours along the last axis are consecutive ranks. Omitted axes have size 1.
 
     Attributes:
-        name: the name to which `nd(mesh_name)` refers.
+        name: the name of the mesh, by which dispatch modes refer to the mesh: `nd(mesh_name)`.
         axes: size of every axis, in rank order.
     """
 

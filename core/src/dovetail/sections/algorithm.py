@@ -104,7 +104,7 @@ class AlgorithmSection:
     max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Maximum rounds of generation in a step, which replace groups that a filter left out; 1 replaces none."""
     stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
-    """Further stages of a step. Each runs in its phase after the stages of the stage set, as far as its `before` and `after` allow."""
+    """Further stages of a step. Each runs in its phase after the stages of `stage_set`, as far as its `before` and `after` allow."""
     stage_set: PluginSection = plugin_field("stage_set", "standard")
     """The plugin that names a step's stages in order, besides those in `stages`. Stages that the config does not need are left out."""
     overlong_penalty: OverlongPenaltySection | None = None

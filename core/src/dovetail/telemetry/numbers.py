@@ -65,7 +65,7 @@ def write_figure(value: float, style: str = "number") -> str:
 
 
 def write_seconds(seconds: float) -> str:
-    """Return a time span: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
+    """Return a time span as short text: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
     if 0 < seconds < 0.01:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 10:
