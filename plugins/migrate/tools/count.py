@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def one(script: Path, base: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Record, import, check and compare one script."""
+    """Record a script's commands, import the last one that trains, check the config and compare it with verl's; return the result."""
     text = script.read_text(errors="replace")
     found: dict[str, Any] = {
         "script": str(script.relative_to(base.parent)),

@@ -18,7 +18,7 @@ class Mesh:
     The order of the axes fixes the order of ranks: neighbours along the last axis are consecutive ranks. Omitted axes have size 1.
 
     Attributes:
-        name: the name to which `nd(mesh_name)` refers.
+        name: the name of the mesh, by which dispatch modes refer to the mesh: `nd(mesh_name)`.
         axes: size of every axis, in rank order.
     """
 
@@ -126,7 +126,7 @@ class Mesh:
         ]
 
     def described(self) -> str:
-        """Return the axes larger than 1, such as `dp=2 × tp=4`."""
+        """Return the axes larger than 1 as text, such as `dp=2 × tp=4`; `dp=1` if there are none."""
         large = [f"{axis}={size}" for axis, size in self._axes.items() if size > 1]
         return " × ".join(large) or "dp=1"
 

@@ -42,7 +42,7 @@ class ProfileSpec:
 class ProfiledWorker(Worker):
     """A worker that can be profiled.
 
-    `StepProfile` calls the profiling methods around the configured steps; the learner calls `memory` around every update.
+    The run calls the profiling methods around the steps that `ProfileSection.steps` selects, and `memory` around every update.
     """
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -61,7 +61,7 @@ class Session(ABC):
     @property
     @abstractmethod
     def tokens_left(self) -> int:
-        """Number of tokens, produced or shown, that this sequence may still get. All sequences of the episode share the limit."""
+        """Number of tokens that this sequence may still get, from policy or messages. All sequences of the episode share the limit."""
 
     @abstractmethod
     async def generate(
@@ -182,15 +182,16 @@ class AgentLoop(Plugin):
     """
 
     one_response: ClassVar[bool] = False
-    """Whether a sample is one response to the prompt. If so, a group is one request to the engine, and `run` is not called."""
+    """Whether a sample is one response to the prompt. If so, one request to the engine draws all samples of a prompt, and `run` is
+    not called."""
     transitions: ClassVar[frozenset[Transition]] = frozenset()
-    """Kinds of messages that the loop passes to `Session.observe`; a run whose chat template can't render them is refused."""
+    """Kinds of messages that the loop passes to `Session.observe`; a run whose chat template can't render such messages is refused."""
 
     @classmethod
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
         """Return the kind and the config section of every plugin that `config` selects, by key path below `config`.
 
-        The plan and the plugin lock list these plugins.
+        The plan of a run and the record of its plugins, `plugins.lock.json`, list these plugins.
         """
         return {}
 

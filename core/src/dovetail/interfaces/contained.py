@@ -70,8 +70,9 @@ async def contained(work: Awaitable[T]) -> T:
 
 
 def contain_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Keep forked child processes from running the loop: a child that a task forks exits when its copy of the task yields.
+    """Keep tasks from disturbing the event loop by forks and by SystemExit.
 
+    A child process that a task forks never runs the loop: it exits when its copy of the task yields.
     In tasks that user code creates within `contained`, SystemExit and KeyboardInterrupt become a RuntimeError instead of ending the loop.
     """
     loop.set_task_factory(

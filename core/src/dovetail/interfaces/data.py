@@ -31,7 +31,7 @@ class Prompt:
     raw: Any
     """The row's prompt: messages or a plain string."""
     dataset: str = ""
-    """Name of the prompt's dataset in `data.mixture`."""
+    """Name of the prompt's dataset in `data.mixture`; empty without a mixture."""
     data_source: str | None = None
     ground_truth: GroundTruth = None
     extra_info: Mapping[str, Any] | None = None
@@ -65,7 +65,7 @@ PlacedRow: TypeAlias = tuple[str, Mapping[str, Any] | DataError]
 
 
 class RowGroups(ABC):
-    """The rows of a dataset in groups, each of which is read sequentially when it is needed."""
+    """The rows of a dataset in row groups, as in a Parquet file. Each row group is read in order, when it is needed."""
 
     @property
     @abstractmethod
@@ -94,11 +94,11 @@ class RowGroups(ABC):
 
 
 class InMemoryGroups(RowGroups):
-    """The rows of a dataset that is completely in memory, in groups.
+    """The rows of a dataset that is completely in memory, in row groups of at most 1,024 rows.
 
     Args:
         rows: all rows.
-        places: the file and row of each entry, for messages; by default the entry's number.
+        places: the file and row number of each of `rows`, for messages; by default the index in `rows`.
 
     Raises:
         TypeError: the rows have no length, or can't be indexed by number.

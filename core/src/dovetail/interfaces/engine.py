@@ -199,8 +199,8 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
     def write_weights(self, directory: Path) -> None:
         """Write the weights alone below `directory`, in float32; with an adapter, the adapter alone.
 
-        Another engine of this class reads them in `average_weights`, on any number of ranks. Engines with the capability `follows`
-        override this method.
+        Another engine of this class reads the files in `average_weights`, on any number of ranks. Engines whose weights can follow those
+        of another engine (capability `follows`) override this method.
 
         Raises:
             CheckpointError: the directory can't be written.
@@ -212,7 +212,7 @@ class TrainEngine(ProfiledWorker, ColumnPlugin):
         """Move every weight towards its value in `directory`: w ← (1 − share) · w + share · w_written, in float32.
 
         The directory was written by `write_weights` of another engine. With an adapter, only the adapter's factors move. A share of 1
-        copies bit for bit. Engines with the capability `follows` override this method.
+        copies bit for bit. Engines whose weights can follow those of another engine (capability `follows`) override this method.
 
         Raises:
             CheckpointError: a file can't be read, or belongs to another model or adapter; no weight has changed.

@@ -37,7 +37,7 @@ class HookSpec:
         """Handle some samples of a step, as the files in `samples/` hold them: with prompt, response and score, without tokens."""
 
     def rollout_finished(self, step: int, samples: Sequence[Any]) -> None:
-        """Handle a step's samples after all of them are generated and scored; each has its prompt, completion and outcome."""
+        """Handle a step's samples after all are generated and scored; each has its prompt, completion and outcome: a score or failure."""
 
     def reward_finished(self, step: int, metrics: Mapping[str, float]) -> None:
         """Handle the end of scoring, after the share of failures was checked.

@@ -75,7 +75,7 @@ def check_outputs(
 
 
 def top_size(outputs: Iterable[OutputSpec]) -> int:
-    """Return K, the requested number of most likely tokens; 0 if none are requested.
+    """Return the K of the outputs `top_ids` and `top_log_probs`: the K most likely tokens at each position. 0 if neither is requested.
 
     Raises:
         ConfigError: `top_ids` and `top_log_probs` are requested with different sizes.

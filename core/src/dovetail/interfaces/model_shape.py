@@ -108,7 +108,7 @@ class UpdateSize:
     """Upper bounds on the work of a rank, in one micro-batch and between two optimizer steps."""
 
     prompts: int
-    """Number of distinct prompts."""
+    """Number of distinct prompts between two optimizer steps."""
     responses: int
     """Number of responses to each prompt."""
     prompt_tokens: int

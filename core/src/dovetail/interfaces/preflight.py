@@ -10,7 +10,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Finding:
-    """A problem of a config. A rule creates findings with `Finding.error` and `Finding.warning`."""
+    """A problem of a config. A preflight rule, which checks configs, creates findings with `Finding.error` and `Finding.warning`."""
 
     rule: str = ""
     """Id of the check that found the problem. The name of a rule's function is filled in automatically."""

@@ -245,7 +245,7 @@ class RewardManager(Plugin):
 
     @classmethod
     def own_functions(cls, config: PluginConfig) -> Mapping[str, PluginSection]:
-        """Return the sections of the reward functions that the manager's config selects, by a name for messages.
+        """Return the section of each reward function that the manager's config selects, by the name that messages use for the function.
 
         Each of these functions must accept every ground truth.
         """
@@ -255,7 +255,7 @@ class RewardManager(Plugin):
     def selects(cls, config: PluginConfig) -> Mapping[str, tuple[str, PluginSection]]:
         """Return the kind and the config section of every plugin that `config` selects, by key path below `config`.
 
-        The plan and the plugin lock list these plugins.
+        The plan of a run and the record of its plugins, `plugins.lock.json`, list these plugins.
         """
         return {}
 
@@ -269,7 +269,7 @@ class RewardManager(Plugin):
 
     @abstractmethod
     async def score(self, samples: Sequence[Sample], time: RunningTime) -> list[Outcome]:
-        """Return one outcome for each sample, in order. A sample whose scoring fails gets a `Failure`, and no error is raised.
+        """Return a `Score` for each sample, in order. A sample whose scoring fails gets a `Failure` instead, and no error is raised.
 
         The call is cancelled when the time is up, and must then stop or abandon its work.
 

@@ -33,8 +33,9 @@ class CorrectionInputs:
     """The response tokens of N whole samples, packed end to end: T tokens.
 
     Attributes:
-        train_log_probs_T: float32 [T], nats, of the old policy (decoupled mode, before the update) or of the
-            current policy without gradient (within an update).
+        train_log_probs_T: float32 [T], nats, under the trainer's weights. If the correction is computed within an update:
+            the current weights, without gradient. If the correction is computed before the update (mode `decoupled`): the weights
+            before the update, which are the old policy's.
         rollout_log_probs_T: float32 [T], nats, of the sampler as used.
         mask_T: bool [T], True on tokens that the policy produced and that are trained on; other tokens may have any
             log-probabilities.
@@ -69,13 +70,14 @@ class RolloutCorrection(ColumnPlugin):
     @classmethod
     @abstractmethod
     def mode(cls, config: PluginConfig) -> CorrectionMode:
-        """Return the mode: the rollout policy serves as the old policy (`bypass`), does not (`decoupled`), or nothing is corrected."""
+        """Return `bypass` if the rollout policy serves as PPO's old policy, `decoupled` if not, `disabled` if nothing is corrected."""
 
     @classmethod
     def before_update(cls, config: PluginConfig) -> bool:
         """Return whether the correction needs the whole batch before the first update.
 
-        Rejection in decoupled mode does, because the losses' denominators change; so does normalisation of weights.
+        Rejecting tokens in the mode `decoupled` needs the whole batch, because it changes the losses' denominators. Normalising weights
+        needs the whole batch too.
         """
         return False
 

@@ -87,22 +87,23 @@ class Run(ABC):
             groups: the number of prompts; by default that of a step (`data.train_batch_size`).
 
         Raises:
-            PluginBrokenError: more prompts would be outstanding (admitted, but not yet learned from and followed by
-                `publish_weights`) than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than the limit that
-                `Trainer.over_sampling` sets instead.
+            PluginBrokenError: more prompts would be outstanding than (`Trainer.max_staleness` + 1) · `data.train_batch_size`, or than
+                the limit that `Trainer.over_sampling` sets instead. A prompt is outstanding from `admit` until weights are published
+                after the step that trained on its samples.
             PluginBrokenError: the rollout's weights are too old, see `collect`.
         """
 
     @abstractmethod
     def collect(self, step: StepContext) -> None:
-        """Collect the samples of a step into `step.experience`: admitted samples first (but see `Trainer.over_sampling`).
+        """Collect the samples of a step into `step.experience`.
 
+        Samples that `admit` started are taken first, in the order of their prompts (but see `Trainer.over_sampling`).
         Missing samples are generated and scored now. A run on a dataset's examples (`Trainer.examples`) takes `data.train_batch_size`
         examples.
 
         Raises:
-            PluginBrokenError: the rollout holds weights from more than `Trainer.max_staleness` steps ago, or none that
-                `publish_weights` has sent.
+            PluginBrokenError: the rollout's weights are out of date: `publish_weights` was not called yet, or was last called more
+                than `Trainer.max_staleness` steps ago.
             PluginBrokenError: `step` is not the running step, or already has its samples.
             RewardError: scoring failed for more than the share `reward.max_failure_share` of the samples.
         """

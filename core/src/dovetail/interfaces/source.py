@@ -111,7 +111,7 @@ class Offloading(Protocol):
         """Return a context manager within which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Move off the accelerator the roles that the config offloads between their stages."""
+        """Move roles off the accelerator: those that the config offloads between their stages."""
 
     def free_caches(self) -> None:
         """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""
@@ -249,7 +249,7 @@ class ExperienceSource(SourceDescription):
 
     @classmethod
     def memory_rules(cls, config: PluginConfig, plan: Any) -> Mapping[str, MemoryRules]:
-        """Return, by role, how the role's engine shares an accelerator with training models. An engine without a rule stays there."""
+        """Return, by role, the rule for sharing an accelerator with training models. An engine without a rule stays on the accelerator."""
         return {}
 
     # -- data --------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class ExperienceSource(SourceDescription):
 
         Args:
             plan: the plan of the run; `context.runtime` starts processes.
-            reward: see `examine`.
+            reward: the caller's function that scores every row; None if there is none.
         """
 
     @abstractmethod
@@ -334,7 +334,7 @@ class ExperienceSource(SourceDescription):
 
     @property
     def outstanding(self) -> int:
-        """Number of admitted groups that no step has taken yet."""
+        """Number of groups that `admit` has started and no step has taken yet."""
         return 0
 
     def admit(self, groups: int, ask: StepAsk) -> None:
@@ -347,7 +347,7 @@ class ExperienceSource(SourceDescription):
 
     @abstractmethod
     def collect(self, step: StepContext, ask: StepAsk) -> Experience:
-        """Return the samples of a step: admitted groups first, then new ones for the rest.
+        """Return the samples of a step: first those of groups that `admit` has started, then new ones for the rest.
 
         Args:
             step: the running step; the source adds metrics to `step.metrics` and the samples' tokens to `step.tokens`.
@@ -390,7 +390,7 @@ class ExperienceSource(SourceDescription):
         """Return metrics of held-out rows; empty if there are no such rows.
 
         Args:
-            measure: see `Measure`.
+            measure: the function that computes the metrics of the objectives on a batch, see `Measure`.
         """
         return {}
 

@@ -93,7 +93,7 @@ class RowSet:
     prompts: Sequence[Prompt]
     """Prompts ready to generate from, or examples ready to train on."""
     datasets: tuple[DatasetShape, ...] = ()
-    """Datasets of the rows, if the rows are a mixture or streamed."""
+    """Datasets of the rows if the rows are a mixture or streamed; else empty."""
     left_out: tuple[str, ...] = ()
     """The parts of the rows that the chat template leaves out, one sentence each."""
     bad: tuple[BadRow, ...] = ()

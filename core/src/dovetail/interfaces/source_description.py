@@ -78,7 +78,7 @@ class SourceDescription(Plugin):
     def named_by_rows(
         cls, config: PluginConfig, facts: PlanFacts, data: Any
     ) -> Sequence[PluginRef]:
-        """Return the plugins that rows of the data select, for the plugin lock of the run.
+        """Return the plugins that rows of the data select, for the record of the run's plugins, `plugins.lock.json`.
 
         Args:
             config: the plugin's own config.

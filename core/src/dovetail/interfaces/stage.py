@@ -70,7 +70,10 @@ class PlanFacts:
 
     @property
     def reference(self) -> tuple[str, str]:
-        """Role and output that give the reference policy's log-probabilities: those of `ref`, or of the actor with its adapter disabled."""
+        """Role, and name of its output, that give the reference policy's log-probabilities.
+
+        These are ("ref", "log_probs"), or ("actor", "ref_log_probs"), which the actor computes with its adapter disabled.
+        """
         ref, actor = self.config.ref, self.plugins["actor.engine"]
         own = ref.path is not None or ref.engine is not None or ref.update is not None
         if own or "ref_log_probs" not in actor.provides():

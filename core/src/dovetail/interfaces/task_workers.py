@@ -10,7 +10,7 @@ import attrs
 
 
 class Task(Protocol):
-    """The work of a task worker's process. Calls run concurrently on one event loop."""
+    """The code that answers calls in a process that `Runtime.task_workers` started. Calls run concurrently on one event loop."""
 
     async def call(self, payload: bytes) -> bytes:
         """Process a payload, and return the answer."""

@@ -10,7 +10,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class Tracker(HookSpec, Plugin):
-    """Observes a run whose config selects the tracker, by overriding hooks. An error in a hook is reported and does not stop the run."""
+    """Observes a run by overriding hooks; the config's `tracking` selects trackers. An error in a hook is reported; the run continues."""
 
     @abstractmethod
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:

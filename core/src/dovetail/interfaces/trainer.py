@@ -32,11 +32,12 @@ class Trainer(Plugin):
 
     @classmethod
     def over_sampling(cls, config: PluginConfig) -> float | None:
-        """Return the limit of outstanding prompts in units of a step's prompts; the number of prompts is rounded.
+        """Return the maximum number of outstanding prompts, divided by the number of prompts of a step.
 
-        Prompts are outstanding from their admission until a weight publication follows their step. None means `max_staleness` + 1, and
-        every step takes the groups that were admitted first. With a lower number, a step takes the groups that finish first, as long as
-        skipped groups can still be trained on within `max_staleness`.
+        A prompt is outstanding from `Run.admit` until weights are published after the step that trained on its samples. The maximum is
+        rounded to whole prompts. None means `max_staleness` + 1: every step takes the samples of the prompts that were admitted first.
+        With a lower number, a step takes the samples of the prompts that finish first, as long as skipped prompts can still be trained
+        on within `max_staleness`.
         """
         return None
 
@@ -47,7 +48,7 @@ class Trainer(Plugin):
 
     @classmethod
     def examples(cls, config: PluginConfig) -> Examples:
-        """Return the kind of examples that a step takes."""
+        """Return what a step takes: the samples of prompts, or one of three kinds of a dataset's examples (see `Examples`)."""
         return "prompts"
 
     @classmethod

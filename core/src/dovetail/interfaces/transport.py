@@ -62,9 +62,9 @@ class WeightManifest:
     bucket_bytes: int = 256 * 1024 * 1024
     """Maximum bytes of a bucket, in which several tensors are sent together; a larger tensor has a bucket of its own."""
     update_id: str = attrs.field(factory=lambda: token_hex(8), eq=False)
-    """Id of this attempt to send, which differs for other attempts to send the same version, such as those of earlier runs."""
+    """Id of this attempt to send. Other attempts to send the same version, such as those of earlier runs, have other ids."""
     receivers: int | None = None
-    """Number of receivers of the update; None for those that exist when the transfer starts."""
+    """Number of receivers of the update; None means all receivers that exist when the transfer starts."""
     receivers_on: Mapping[str, int] = attrs.field(factory=dict, eq=False)
     """Number of receivers on each machine (`PluginContext.machine`), if the first rank of each machine sends to the receivers on
     its machine. Empty if rank 0 sends to all receivers."""

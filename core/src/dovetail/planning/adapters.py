@@ -42,7 +42,7 @@ class AdapterPlan:
 
 
 def adapters_of(plan: Plan) -> Iterator[AdapterPlan]:
-    """Yield a description for each role of a plan that trains adapters."""
+    """Yield a description of the adapters of each role that trains adapters."""
     for role in plan.models:
         planned = role.adapter
         if planned is None or planned.rank is None:

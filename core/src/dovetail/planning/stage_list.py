@@ -43,7 +43,7 @@ class PlannedStage:
     provides: frozenset[str]
     rewrites: frozenset[str]
     of_set: bool
-    """Whether the stage belongs to the stage set; the results of stages outside the set are checked more closely."""
+    """Whether the stage belongs to the stage set (`algorithm.stage_set`). Results of other stages are checked more closely."""
     objectives: Mapping[str, ObjectiveSpec] = attrs.field(factory=dict)
     """Objective of each role that the stage trains."""
     follows: Mapping[str, FollowSection] = attrs.field(factory=dict)

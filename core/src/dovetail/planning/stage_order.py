@@ -17,11 +17,11 @@ IN_CONFIG = "algorithm.stages["
 
 @attrs.frozen
 class Candidate:
-    """A stage that may be active."""
+    """A stage that becomes part of the step if `because` gives a reason."""
 
     plugin: SelectedPlugin
     chosen_because: str | None = None
-    """Reason why the stage is active even if its `because` gives none; None for a stage of the stage set."""
+    """Reason why the stage is in the step even if its `because` gives none; None for a stage of the stage set."""
 
     @property
     def name(self) -> str:
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def of_set(self) -> bool:
-        """Whether the stage belongs to the stage set."""
+        """Whether the stage belongs to the stage set (`algorithm.stage_set`), and does not replace a stage of the set."""
         return self.chosen_because is None
 
     def because(self, facts: PlanFacts) -> str | None:

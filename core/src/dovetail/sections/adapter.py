@@ -14,7 +14,7 @@ class PlannedAdapter:
     rank: int | None = None
     """Rank of the adapter B A: rows of A and columns of B; None if unknown."""
     dora: bool = False
-    """Whether magnitudes of the weights' rows are trained and sent too (arXiv 2402.09353)."""
+    """Whether magnitudes of the weights' rows are trained and sent too (DoRA, arXiv 2402.09353)."""
     base: Literal["nf4"] | None = None
     """Quantisation (4 bits) of the linear layers below the adapter; None for full precision."""
     target_modules: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ class EpisodeSection(PluginSection):
     observation_cut: Literal["left", "middle", "right"] = "middle"
     """Which part is cut out of content that is longer than `max_observation_tokens`."""
     on_history_change: Literal["keep", "fork", "refuse"] = "keep"
-    """What to do if the chat template renders earlier turns differently once others follow (Qwen3 drops earlier thinking). `keep`: the
+    """What to do if the chat template renders earlier turns differently once other turns follow (Qwen3 drops earlier thinking). `keep`: the
     policy continues to see the tokens that it produced. `fork`: the trajectory continues in a new sequence, with the conversation rendered
     again as a server would. `refuse`: the run is refused."""
 

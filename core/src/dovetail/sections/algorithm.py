@@ -58,7 +58,7 @@ class EntropySection:
 class OverlongPenaltySection:
     """DAPO's soft penalty on long responses (arXiv 2503.14476, eq. 13), added to the reward.
 
-    min(−(length − (max_response_length − buffer)) / buffer · factor, 0)
+    The penalty is min(−(length − (max_response_length − buffer)) / buffer · factor, 0), where length counts the response's tokens.
     """
 
     buffer: int = attrs.field(default=4096, validator=attrs.validators.ge(1))
@@ -104,9 +104,9 @@ class AlgorithmSection:
     max_generation_rounds: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Maximum rounds of generation in a step, which replace groups that a filter left out; 1 replaces none."""
     stages: tuple[PluginSection, ...] = plugin_field("stage", None, collection="list")
-    """Further stages of a step. Each runs in its phase after the stages of the stage set, as far as its `before` and `after` allow."""
+    """Further stages of a step. Each runs in its phase after the stages of `stage_set`, as far as its `before` and `after` allow."""
     stage_set: PluginSection = plugin_field("stage_set", "standard")
-    """The set of stages that a step may have without being named in `stages`, and their order."""
+    """The plugin that names a step's stages in order, besides those in `stages`. Stages that the config does not need are left out."""
     overlong_penalty: OverlongPenaltySection | None = None
     """A penalty on responses that come near the length limit; None for none."""
     rollout_correction: PluginSection | None = plugin_field("rollout_correction", None)

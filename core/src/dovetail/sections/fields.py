@@ -80,8 +80,8 @@ class PluginSection:
     """Base of every plugin's config; it selects the plugin, by name or by file."""
 
     unsupported_keys: ClassVar[Mapping[str, str]] = {}
-    """Keys that other plugins of the kind or the engine itself have but this plugin lacks, each with the text of an error, such as
-    `{"mode": "its replicas are always servers: leave it out"}`."""
+    """Keys that this plugin lacks but that other plugins of its kind, or the engine that it wraps (such as vLLM), have. Each key has the
+    text of an error: `{"mode": "its replicas are always servers: leave it out"}`."""
 
     name: str | None = None
     """Name of an installed plugin; `name@distribution` if several distributions have a plugin of this name."""

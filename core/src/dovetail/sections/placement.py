@@ -17,8 +17,8 @@ TRANSPORT_WITHIN_A_PROCESS = "in_process"
 class Pool:
     """Some ranks, and the roles that share them.
 
-    Training roles of one pool run in the same processes, one for each rank; rollout replicas have separate processes, on the same accelerators if
-    they share the pool.
+    Training roles of one pool run in the same processes, one for each rank; rollout replicas have separate processes, on the same
+    accelerators if they share the pool.
     """
 
     name: str
@@ -67,12 +67,14 @@ class RuntimeSection(PluginSection):
     def describe_environment(
         cls, role: str, path: str, plugins: Iterable[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        """Return the plugin lock's entry for a role's environment: `path`; also `python` and `packages` if the environment is on this machine.
+        """Return the entry for a role's environment in the record of a run's plugins, `plugins.lock.json`.
+
+        The entry has `path`; also `python` and `packages` if the environment is on this machine.
 
         Args:
             role: the role whose processes run in the environment.
             path: the path as written in the config.
-            plugins: the plugin entries of the run's lock.
+            plugins: the plugin entries of the same file.
         """
         return {"path": path}
 

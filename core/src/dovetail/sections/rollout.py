@@ -81,7 +81,7 @@ class RolloutSection(PluginSection):
     ignore_eos: bool = False
     """Continue past the end of sequence up to the maximum length, for benchmarks."""
     replicas: int | None = attrs.field(default=None, validator=attrs.validators.optional(COUNT))
-    """Engine replicas; None means one in this process, or as many as fit the ranks of the rollout's pool."""
+    """Number of engine replicas. None means one if the runtime uses only this process, else as many as the rollout's pool has ranks for."""
     weight_transport: PluginSection | None = plugin_field("weight_transport", None)
     """The transport of new weights to the engine; None leaves the choice to the runtime."""
     validation: ValidationSamplingSection = attrs.field(factory=ValidationSamplingSection)
@@ -127,7 +127,7 @@ class RolloutSection(PluginSection):
 
     @property
     def joined(self) -> int:
-        """The number of running engines that replicas join, which take no ranks; 0 if each replica starts its own engine."""
+        """Number of running engines that replicas join. Such replicas take no ranks. 0 if each replica starts its own engine."""
         return len(self.addresses)
 
     def joining(self, address: str) -> Self:
@@ -146,7 +146,7 @@ class RolloutSection(PluginSection):
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
-        """Return the setting for the engine's share of accelerator memory, and its value; None if the engine takes what it needs."""
+        """Return name and value of the setting for the engine's share of accelerator memory; None if the engine takes what it needs."""
         return None
 
     @property
@@ -166,7 +166,7 @@ class RolloutSection(PluginSection):
         return None
 
     def truncation(self) -> Mapping[str, tuple[object, object]]:
-        """Return the settings in effect that truncate the sampling distribution: field → (value, neutral value).
+        """Return the settings in effect that truncate the sampling distribution: field → (value, value without effect).
 
         An engine with a further setting of this kind, such as a min-p, adds it:
         `{**super().truncation(), **({"min_p": (self.min_p, 0.0)} if self.min_p else {})}`.

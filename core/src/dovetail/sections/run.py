@@ -67,8 +67,8 @@ class MixtureSection:
     files: tuple[str, ...] = attrs.field(metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the dataset in an epoch, divided by the sum of all weights. None, which then must hold for all datasets: each gives as many
-    prompts or examples as it has rows."""
+    """Weight of the dataset: its share of an epoch is the weight divided by the sum of all weights. Either every dataset has a weight, or
+    none has (None). Without weights, each dataset gives as many prompts or examples as it has rows."""
     prompt_key: str | None = None
     """Column that holds the prompt; by default `data.prompt_key`."""
 
@@ -132,9 +132,9 @@ class DataSection:
     )
     """Prompts generated at once in validation; None means all."""
     max_prompt_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Maximum tokens of a prompt; without `max_length`, also of an example before its first trained token."""
+    """Maximum tokens of a prompt. Unless `max_length` is set, also of the part of an example before its first trained token."""
     max_response_length: int = attrs.field(default=1024, validator=TOKENS)
-    """Maximum tokens generated for a response; without `max_length`, also of an example from its first trained token on."""
+    """Maximum tokens generated for a response. Unless `max_length` is set, also of an example from its first trained token on."""
     max_length: int | None = attrs.field(default=None, validator=attrs.validators.optional(TOKENS))
     """Maximum tokens of an example, prompt and response together, in place of `max_prompt_length` and `max_response_length`."""
     overlong_prompts: Literal[
@@ -250,7 +250,7 @@ class TrainerSection(PluginSection):
     there is none; a finished run stays as it is. never: refuse. The path of a checkpoint, or of a run directory (its latest
     checkpoint): begin a new run from this checkpoint; once begun, continue as with auto."""
     run_restarts: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They do so if the run's
+    """Maximum number of times that `dovetail train` and `resume` restart the run from its last checkpoint. They restart it if the run's
     process was killed, or failed because of lost processes, machines or engines, a full disk or the network; not after other errors, nor
     twice without a new step."""
     samples_per_step: int = attrs.field(default=16, validator=attrs.validators.ge(-1))

@@ -75,7 +75,7 @@ class EngineSection(PluginSection):
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Return changes of the engine's settings, each of which alone saves accelerator memory, the cheapest first."""
+        """Return possible changes of the engine's settings (key → value), the cheapest first. Each alone saves accelerator memory."""
         return ()
 
     def shards(self, ranks: int) -> int:
@@ -134,7 +134,7 @@ class CriticSection(TrainingSection):
     path: str | None = None
     """Starting checkpoint; by default the actor's. The value head starts at 0 if the checkpoint has none."""
     override_config: Mapping[str, Any] | None = _override_config()
-    """As `model.override_config`, which is the default if `path` is absent or the same."""
+    """As `model.override_config`, which is the default if `path` is absent or equals `model.path`."""
     mini_batch_size: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(COUNT)
     )
@@ -184,7 +184,7 @@ class RoleSection(TrainingSection):
     path: str | None = None
     """Checkpoint of the model; by default the actor's starting weights."""
     override_config: Mapping[str, Any] | None = _override_config()
-    """As `model.override_config`, which is the default if `path` is absent or the same."""
+    """As `model.override_config`, which is the default if `path` is absent or equals `model.path`."""
     head: Literal["lm", "value"] = "lm"
     """Last layer of the model: a language model's head, or one value a token."""
     mini_batch_size: int | None = attrs.field(
@@ -207,7 +207,7 @@ class RefSection:
     path: str | None = None
     """Checkpoint of the model; by default the actor's starting weights."""
     override_config: Mapping[str, Any] | None = _override_config()
-    """As `model.override_config`, which is the default if `path` is absent or the same."""
+    """As `model.override_config`, which is the default if `path` is absent or equals `model.path`."""
     max_tokens_per_micro_batch: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Token budget of one pass; by default the actor's."""
     offload: bool = False

@@ -26,5 +26,5 @@ def visible(text: str) -> str:
 
 
 def visible_json(value: object) -> str:
-    """Return indented JSON with the characters that `visible` replaces as JSON escapes, which parse to the same value."""
+    """Return a value as indented JSON that parses to the same value. Characters that `visible` replaces are written as JSON escapes."""
     return json.dumps(value, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES)

@@ -16,10 +16,14 @@ GIB = 2**30
 def before_and_after(
     rows: Iterable[Mapping[str, object]], key_figures: Mapping[str, str]
 ) -> dict[str, dict[str, float | str]]:
-    """Return, by key figure, its value at the start (`before`) and at the end (`after`) of a run, and its better direction (`better`).
+    """Return, by metric, its value at the start (`before`) and at the end (`after`) of a run, and its better direction (`better`).
 
     For held-out prompts, `before` and `after` are the first and the last value; for training, means over the first and the last steps, at
-    most 10 each.
+    most 10 each. Metrics with fewer than two values are left out.
+
+    Args:
+        rows: rows of `metrics.jsonl`, in order.
+        key_figures: the better direction of each metric to return: `up` or `down`.
     """
     found: dict[str, dict[str, float | str]] = {}
     values: dict[str, list[float]] = {name: [] for name in key_figures}
@@ -61,7 +65,7 @@ def write_figure(value: float, style: str = "number") -> str:
 
 
 def write_seconds(seconds: float) -> str:
-    """Return a time span: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
+    """Return a time span as short text: 3.1 ms, 0.42 s, 12.3 s, 2 min 05 s, 3 h 20 min."""
     if 0 < seconds < 0.01:
         return f"{1000 * seconds:.1f} ms"
     if seconds < 10:

@@ -59,7 +59,7 @@ def trl_advice(key: str, _value: str) -> str | None:
 
 
 def kl_advice(key: str, value: str) -> str | None:
-    """Return advice on the key of a KL penalty that is set to one value, as in verl and TRL, or whose estimator has verl's name.
+    """Return advice on a KL penalty that is written as in verl or TRL: as one value, or with verl's name of the estimator.
 
     None for other keys and values.
     """

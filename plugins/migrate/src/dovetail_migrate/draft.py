@@ -57,7 +57,7 @@ class Draft:
         self.findings += [KeyFinding(outcome, key, ours, value, why) for key in theirs]
 
     def idle(self, why: str, *theirs: str) -> None:
-        """Record keys of the other system that need no counterpart in Dovetail."""
+        """Record keys of the other system that need no counterpart in Dovetail, for the reason `why`."""
         self.findings += [KeyFinding(KeyOutcome.UNNEEDED, key, why=why) for key in theirs]
 
     def change(self, why: str, *theirs: str) -> None:
@@ -65,7 +65,7 @@ class Draft:
         self.findings += [KeyFinding(KeyOutcome.CHANGED, key, why=why) for key in theirs]
 
     def refuse(self, why: str, *theirs: str) -> None:
-        """Record keys of the other system that can't be imported."""
+        """Record keys of the other system that can't be imported, for the reason `why`."""
         self.findings += [KeyFinding(KeyOutcome.REFUSED, key, why=why) for key in theirs]
 
     def outcome_of(self, key: str) -> KeyFinding | None:

@@ -21,14 +21,14 @@ VERSIONS = ("0.9.1", "0.8.0")
 
 @functools.cache
 def verl_files(version: str) -> Mapping[str, Any]:
-    """Return verl's parsed config files by name, such as `actor/dp_actor`."""
+    """Return the parsed config files of a version of verl by name, such as `actor/dp_actor`."""
     path = files("dovetail_migrate.verl") / "tables" / f"verl-{version}.json"
     return json.loads(path.read_text("utf-8"))
 
 
 @functools.cache
 def key_tables() -> dict[str, Any]:
-    """Return the tables of verl's keys, with compiled patterns."""
+    """Return the tables that translate verl's keys and values, with compiled patterns."""
     path = files("dovetail_migrate.verl") / "tables" / "keys.yaml"
     found = yaml.safe_load(path.read_text("utf-8"))
     for name in ("needless", "missing", "changed", "spellings", "finetuning"):
@@ -83,7 +83,7 @@ def without_targets(tree: Any) -> Any:
 
 @attrs.define
 class Composer:
-    """Composes one config from a defaults list and the files that the list names.
+    """Composes one config from a defaults list and the files that the list names, as Hydra does.
 
     Args:
         version: the verl version whose files a user's config may name.

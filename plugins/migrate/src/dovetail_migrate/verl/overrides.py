@@ -48,7 +48,15 @@ def read_override(word: str) -> Override:
 
 
 def read_value(text: str, whole: str | None = None) -> Any:
-    """Read a value in Hydra's grammar: quoted or bare text, numbers, booleans, null, lists and mappings."""
+    """Read a value in Hydra's grammar: quoted or bare text, numbers, booleans, null, lists and mappings.
+
+    Args:
+        text: the value as written.
+        whole: the complete override, for errors; by default the value.
+
+    Raises:
+        ConfigError: the text is not a value of Hydra's grammar.
+    """
     reader = _Reader(text, whole or text)
     value = reader.value(ends="")
     reader.expect_end()

@@ -73,7 +73,7 @@ class Rules:
             self.put(ours, made, theirs)
 
     def idle(self, why: str, *theirs: str) -> None:
-        """Record verl keys that need no counterpart in Dovetail."""
+        """Record verl keys that need no counterpart in Dovetail, for the reason `why`."""
         self.draft.idle(why, *map(self.full, theirs))
 
     def change(self, why: str, *theirs: str) -> None:
@@ -81,7 +81,7 @@ class Rules:
         self.draft.change(why, *map(self.full, theirs))
 
     def refuse(self, why: str, *theirs: str) -> None:
-        """Record verl keys that can't be imported."""
+        """Record verl keys that can't be imported, for the reason `why`."""
         self.draft.refuse(why, *map(self.full, theirs))
 
     @property
@@ -114,7 +114,7 @@ def fitting(size: int, *counts: int) -> int:
 
 
 def on(value: Any) -> bool | None:
-    """Return True for a true value, else None."""
+    """Return True for a true value; else None, which leaves Dovetail's key at its default."""
     return True if value else None
 
 
@@ -145,7 +145,10 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 
 
 def apply_tables(rules: Rules) -> None:
-    """Translate the keys of the tables; for a fine-tuning job, only the table `every` applies."""
+    """Translate the keys that the tables `direct` and `every` map to Dovetail's, and mappings such as `model.override_config`.
+
+    For a fine-tuning job, only the table `every` applies.
+    """
     tables = key_tables()
     for theirs, ours, cast in tables["every"] + ([] if rules.job.finetunes else tables["direct"]):
         rules.same(theirs, ours, _CASTS[cast])

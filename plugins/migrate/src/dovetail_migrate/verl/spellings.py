@@ -13,7 +13,7 @@ _LEGACY = ("custom_reward_function", "reward_model", "sandbox_fusion")
 
 
 def canonical(key: str, value: Any, tree: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the key in verl's tables for an alternative spelling, and the value converted for this key.
+    """Return the spelling of a verl key that the translation tables use, and the value converted for this spelling.
 
     Args:
         key: the key as written.

@@ -192,10 +192,10 @@ def _torchrun(words: list[str]) -> tuple[list[str], int | None, int | None]:
 
 
 def config_folder(command: VerlCommand, places: Sequence[Path]) -> Path | None:
-    """Find the folder with the command's config files: `--config-path`, which may be relative to the program's module.
+    """Return the folder with the command's config files: `--config-path`, by default `config`; None if the default does not exist.
 
     Args:
-        command: the command, whose config folder is relative to its module's folder.
+        command: the command. A relative path is searched in the folder of the command's module, then in `places` themselves.
         places: folders to search: the working directory, the script's folder and its parent folders.
 
     Raises:
