@@ -194,10 +194,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns that exist before a step's first stage.
-
-        These are the columns that the source always makes, and those of `facts.required` that it can make.
-        """
+        """Return the columns before a step's first stage: those that the source always makes, and what it can make of `facts.required`."""
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:
@@ -326,10 +323,7 @@ class ExperienceSource(SourceDescription):
 
     @property
     def observers(self) -> Mapping[str, object]:
-        """Observers that the source adds to the run, by a name for reports; see `dovetail.hooks`.
-
-        The run reads this property after `start` and before `open`.
-        """
+        """Observers (see `dovetail.hooks`) that the source adds to the run, by a name for reports; read after `start`, before `open`."""
         return {}
 
     @property
