@@ -195,8 +195,9 @@ def test_a_supervised_run_on_two_machines_that_is_killed_ten_times_ends_as_one_t
                 time.sleep(chance.uniform(0, max(steps)))
             before, reached = run.driver, run.step
             run.kill(victim, machines, chance)
-            if victim == "replica":
-                before = None  # it is started again, and the run goes on
+            # A replica is started again, and the run goes on; the node of a raylet may cut the next start short by itself.
+            if victim in ("replica", "raylet"):
+                before = None
         assert run.supervisor.wait(2 * WAIT) == 0, run.output.read_text()[-6000:]
     expected, found = left_by(runs / "undisturbed"), left_by(run.run)
     names = expected.keys() | found.keys()

@@ -160,8 +160,8 @@ class RayRuntime(Runtime):
         launcher = self._replicas.pop(replica, None) if isinstance(replica, RayReplica) else None
         if launcher is None or not isinstance(replica, RayReplica):
             raise RolloutError("the replica can't be restarted: this runtime did not start it")
-        self._run.health.check(f"starting {replica.title} again")
         try:
+            self._run.health.check(f"starting {replica.title} again")
             again = launcher.restart(replica)
         except BaseException:
             self._replicas[replica] = launcher  # kept, so that a restart can be tried again
