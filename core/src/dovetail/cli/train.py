@@ -124,7 +124,10 @@ def run_training(
 
 
 def announce(loaded: LoadedConfig, plan: Plan, path: Path) -> None:
-    """Print what is about to run: stages, counts, and warnings as `dovetail check` prints them."""
+    """Print the plan of a run, its warnings and its run directory, before the run starts.
+
+    The plan shows stages, models, placement, and the numbers of prompts, samples and steps. `dovetail check` prints the same warnings.
+    """
     from dovetail.cli.plan_text import render_plan, render_warnings
     from dovetail.run.examination import rule_findings
 

@@ -79,7 +79,12 @@ def given_values(default: object) -> dict[str, Any]:
 
 
 def plain_value(value: object, *, verbatim: bool = False) -> Any:
-    """Return a value as plain containers, escaped as `to_mapping` does; `verbatim` leaves strings unescaped."""
+    """Return a value of a config as nested dicts, lists and scalars.
+
+    Args:
+        value: a section, a mapping, a list or a scalar.
+        verbatim: whether to leave `${` in strings as it is, instead of escaping it; sections are always escaped.
+    """
     if is_section(type(value)):
         return to_mapping(value)
     if isinstance(value, Mapping):

@@ -168,7 +168,7 @@ class Objective(ColumnPlugin):
                 values at masked tokens do not matter.
             micro_batch: samples of the prepared mini-batch, in whole units (see `unit`).
             denominators: the denominators of the whole mini-batch.
-            scalars: a value for each scalar of the class.
+            scalars: the current value of each coefficient in the class attribute `scalars`, by name.
 
         Raises:
             ColumnError: a column is not aligned with the response tokens.

@@ -286,7 +286,8 @@ class RewardManager(Plugin):
 class RewardFunction(Plugin):
     """Scores one sample. In a user's file, a plain function with the signature of `compute_score` works too.
 
-    A plain function may carry `pure` and `unit` as attributes. By default, a reward function scores rows whose `data_source` is the
+    A plain function may set the attributes `pure` and `unit`, with the same meaning as in this class: whether scores may be cached, and
+    whether a score depends on the other samples of the group. By default, a reward function scores rows whose `data_source` is the
     function's name or one of its aliases. In an alias, `*` stands for any text: `aime*`.
     """
 

@@ -86,7 +86,7 @@ class SourcePlacement:
 
 
 class SentWeights(Protocol):
-    """The versions of the actor's weights that a source has sent or will send."""
+    """The record of which versions of the actor's weights the experience source has sent to the processes that make samples."""
 
     @property
     def version(self) -> int:
@@ -100,7 +100,7 @@ class SentWeights(Protocol):
         """Return a context manager whose value is the version to send in the block.
 
         Args:
-            arrived: returns whether a receiver holds a version. If the block fails, a version that arrived counts as sent.
+            arrived: a function that returns whether a receiver holds a version. If the block fails, a version that arrived counts as sent.
         """
 
 

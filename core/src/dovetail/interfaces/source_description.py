@@ -58,7 +58,7 @@ class SourceDescription(Plugin):
 
     @classmethod
     def forecast(cls, config: PluginConfig, plan: Any, run: Path) -> PlanNote:
-        """Return the seconds that each step of a plan will take, predicted from the measurements of an earlier run.
+        """Return a note with the predicted seconds of each step of a plan, from the measurements of an earlier run.
 
         Args:
             config: the plugin's own config.

@@ -58,7 +58,7 @@ class StepProfile:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surround one step, and profile it if it is selected. A resumed run profiles the selected steps that remain."""
+        """Run the block as a step, and profile it if the step is selected. A resumed run profiles the selected steps that remain."""
         if self._first <= number <= self._last and not self._running:
             self._running = True
             spec = _spec(self._config, self._directory, number, self._last)

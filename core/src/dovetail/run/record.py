@@ -42,7 +42,7 @@ from dovetail.telemetry.timers import Timers
 
 @attrs.define(kw_only=True, eq=False)
 class RunRecord:
-    """Surrounds each step of a run with timers, metrics, hooks, clean stops and checkpoints."""
+    """Runs the parts around the steps of a run: timers, metrics, hooks, clean stops and checkpoints."""
 
     config: RunConfig
     plan: Plan
@@ -106,7 +106,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surround a run with observers and signal handlers. Finished steps are saved however the run ends."""
+        """Run the block as the run, and report its start and its end to observers. Finished steps are saved however the run ends."""
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
@@ -146,7 +146,7 @@ class RunRecord:
 
     @contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
-        """Surround one step.
+        """Prepare timers, metrics, observers and profiler for a step, run the block, and finish the step.
 
         Once the step's prompts are recorded as used or dropped, the step counts as finished and is logged, even if an error follows.
         """

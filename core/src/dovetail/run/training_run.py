@@ -113,7 +113,7 @@ class TrainingRun(Run):
 
     @contextmanager
     def step(self) -> Iterator[StepContext]:
-        """Surround one step; see `Run.step`."""
+        """Begin a step, yield its context, and finish the step after the block; see `Run.step`."""
         record, number = self.record, self.record.state.step + 1
         record.stop.check()
         if self._current is not None:

@@ -111,7 +111,8 @@ class RolloutSection(PluginSection):
     def starts_beside(self) -> bool:
         """Whether the rollout may start while training models load in the same process or on the same accelerators.
 
-        If so, the engine measures free memory only while it holds the lock for loading (`dovetail.workers.loading`), or not at all.
+        An engine may return True only if it never measures free memory, or measures it while it holds the lock for loading
+        (`dovetail.workers.loading`).
         """
         return False
 

@@ -1,4 +1,4 @@
-"""A preflight rule: tool_agent has no tool, or its limits do not fit those of its tools."""
+"""A preflight rule about the agent loop `tool_agent`: it needs a tool, and its time limits must exceed those of its tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOP = "rollout.agent_loop"
 
 
 def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """`tool_agent` has no tool, or `call_seconds` or `max_seconds` ends a call before the tool's own time limit.
+    """Report a `tool_agent` that has no tool, or whose `call_seconds` or `max_seconds` ends a call before the tool's own time limit.
 
     A tool that reaches its own limit reports this to the policy. A call that reaches the agent loop's limit fails the episode without a
     score, so that a policy could avoid a score on purpose.

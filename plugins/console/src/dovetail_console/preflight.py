@@ -10,7 +10,7 @@ from dovetail_console.host import cpu_torch_on_gpu_host
 
 
 def torch_without_gpus(config: Any, plan: Any) -> Iterator[Finding]:
-    """This machine has a GPU, but the installed torch is built for the CPU alone: the run would take many times as long."""
+    """Warn if this machine has a GPU, but the installed torch is built for the CPU alone, with which a run is many times slower."""
     if problem := cpu_torch_on_gpu_host():
         message, _, fix = problem.partition("\n  → ")
         yield Finding.warning(message, hint=fix)

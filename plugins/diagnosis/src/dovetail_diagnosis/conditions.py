@@ -1,4 +1,4 @@
-"""Conditions that no healthy run shows for long, and the change that each suggests."""
+"""The conditions that keep a run from learning: the metrics that show each condition, and the config key to change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import fmean, median
 from dovetail_diagnosis.history import WINDOW, MetricCourse, MetricHistory
 
 STEPS = 5
-"""Number of consecutive steps after which a warning begins or ends: one bad batch is not a diagnosis."""
+"""Number of consecutive steps after which a warning begins or ends, since a single bad batch is no reason for a warning."""
 REWARD, REWARD_STD = "reward/mean", "reward/std"
 SIGNAL, ALIKE = "advantage/zero_signal_groups", "reward/identical_responses"
 CUT, FAILED, ENTROPY = "response_length/clip_ratio", "reward/failure_share", "actor/entropy"
@@ -21,7 +21,7 @@ CHOSEN, MARGIN = "actor/chosen_reward", "actor/margin"
 _LOSSES = 8
 """Number of steps at the start and at the end of a run whose losses are compared."""
 _RECENT = 200
-"""Number of recent steps over which chance is judged."""
+"""Maximum number of recent steps that `_no_chance` gets."""
 _LEARNING_RATE = "actor.optim.lr"
 
 
@@ -58,7 +58,14 @@ def _no_signal(history: MetricHistory) -> bool:
 
 
 def _no_chance(steps: list[bool]) -> bool:
-    """Return whether the steps without signal at the end are too many to be chance, as in runs with small batches."""
+    """Return whether the latest consecutive steps without signal are too many to be chance.
+
+    In runs with small batches, single steps without signal are normal. The share of such steps before the latest ones is taken as their
+    probability.
+
+    Args:
+        steps: for each step, whether it was without signal.
+    """
     streak = next((n for n, step in enumerate(reversed(steps)) if not step), len(steps))
     before = steps[: len(steps) - streak]
     share = (sum(before) + 1) / (len(before) + 2) if any(before) else 0.0  # Laplace's rule
@@ -66,7 +73,7 @@ def _no_chance(steps: list[bool]) -> bool:
 
 
 def _lost(history: MetricHistory, reward: float) -> bool:
-    """Return whether a reward has lost more than half of its best mean over some steps."""
+    """Return whether a reward is below the best mean of `WINDOW` consecutive rewards by more than half of that mean."""
     best = history.of(REWARD).high
     return math.isfinite(best) and best - reward > 0.5 * abs(best)
 
@@ -81,7 +88,7 @@ def _reward_fell(history: MetricHistory) -> bool:
 
 
 def _move(course: MetricCourse) -> float:
-    """Return a reward's mean change from step to step; by chance, two of its means differ by at most twice that."""
+    """Return the mean absolute change of a reward from step to step. Means over `WINDOW` steps differ by at most twice this by chance."""
     return fmean(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 
@@ -116,13 +123,16 @@ def _rise_and_fall(history: MetricHistory) -> str:
 
 
 def _far(history: MetricHistory) -> list[str]:
-    """Return the measures of KL that are too large."""
+    """Return the names of the KL metrics whose current values exceed their limits."""
     limits = {UPDATE_KL: 0.5, KL: 2.0, KL_PENALTY: 2.0}
     return [name for name, limit in limits.items() if abs(history.now.get(name, 0.0)) > limit]
 
 
 def _before_the_fall(history: MetricHistory) -> str:
-    """Describe the fall, and the rise of gradient norm and KL since the best step, which shows that steps were too large."""
+    """Return the evidence for a fall of the score or the reward, as text: the best and the latest value, and the probable cause.
+
+    If the gradient norm or the KL rose after the best step, the updates were too large.
+    """
     best = history.best
     course = history.of(REWARD)
     since = course.high_step if best is None else best.step
@@ -338,4 +348,4 @@ CONDITIONS = (
 FOLLOWED = frozenset(
     {REWARD, REWARD_STD, SIGNAL, NORM, UPDATE_KL, KL, KL_PENALTY, LOSS, HELD_OUT, CHOSEN, MARGIN}
 )
-"""Metrics whose earlier values are used by conditions."""
+"""Metrics whose earlier values the conditions use."""

@@ -1,4 +1,4 @@
-"""RunDiagnosis: follows a run's metrics, and names conditions that keep it from learning, their first step, and the change to make."""
+"""RunDiagnosis: finds, in a run's metrics, conditions that keep it from learning, with their first step and the change to make."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = "docs/diagnosis.md"
 
 @dataclass
 class LearningWarning:
-    """A warning about learning: a condition that held for so many consecutive rows of metrics that it is not chance."""
+    """A warning that a run may not learn: a condition has held for `Condition.rows` consecutive rows of metrics."""
 
     name: str
     message: str
@@ -22,7 +22,7 @@ class LearningWarning:
     hint: str
     """Advice on what to try."""
     figure: str
-    """The metric that shows the condition."""
+    """The most important metric that shows the condition."""
     key: str
     """The key of the config to change first."""
     first: int
@@ -49,7 +49,7 @@ class RunDiagnosis:
         self.in_force: dict[str, LearningWarning] = {}
         self._history = MetricHistory(FOLLOWED)
         self._streaks: Counter[str] = Counter()
-        """Number of successive rows with a condition; negative for rows without the condition."""
+        """Number of latest consecutive rows at which a condition held, by name; negative if it did not hold at these rows."""
         self._since: dict[str, int] = {}
         self._until: dict[str, int] = {}
 
@@ -67,7 +67,7 @@ class RunDiagnosis:
         return self.warnings[known:]
 
     def _speaks(self, condition: Condition) -> bool:
-        """Return whether the row has a metric of the condition."""
+        """Return whether the latest row of metrics has one of the condition's metrics."""
         figures = {self._history.score if name == "val" else name for name in condition.figures}
         return not figures.isdisjoint(self._history.now)
 

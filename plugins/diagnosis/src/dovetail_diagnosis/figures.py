@@ -44,7 +44,7 @@ class Figure:
         return f"{self.label} ({words[self.better]})" if self.better else self.label
 
     def find(self, names: Iterable[str]) -> str | None:
-        """Return which of the logged metrics `names` has this figure's value; None if none has it, or if a metric matches `unless`."""
+        """Return the first of the logged metrics `names` that has this figure's value; None if none has it, or if one matches `unless`."""
         known = list(names)
         if self.outdone(known):
             return None
@@ -53,20 +53,29 @@ class Figure:
         return next((name for name in (self.metric, *self.others) if name in known), None)
 
     def outdone(self, names: Iterable[str]) -> bool:
-        """Return whether one of these metrics is more informative (matches `unless`), so that this figure is not shown."""
+        """Return whether this figure is not shown because one of these metrics is more informative (matches `unless`)."""
         return bool(self.unless) and any(re.fullmatch(self.unless, name) for name in names)
 
     def short_for(self, name: str | None) -> str:
-        """Return the figure's short name for a log line, given the name of the metric that has its value.
+        """Return the figure's name for a log line.
 
-        If `pattern` is set, this is the end of the metric's name, such as `acc@4` for `val/acc@4`. A name that ends with `@1` is the usual
-        accuracy or score of single answers, and gives `short`.
+        The name is the end of the metric's name, such as `acc@4` for `val/acc@4`. It is `short` if `pattern` is not set, if there is no metric,
+        or if the metric's name ends with `@1` (the accuracy or score of single answers).
+
+        Args:
+            name: the metric that has the figure's value, from `find`; None if there is none.
         """
         kind = (name or "").rpartition("/")[2]
         return kind if self.pattern and kind and not kind.endswith("@1") else self.short
 
     def label_for(self, name: str | None) -> str:
-        """Return the figure's label for a table or a chart, given the name of the metric that has its value."""
+        """Return the figure's label for a table or a chart.
+
+        The label is `title`, or `Validation acc@4` if `short_for` returns `acc@4` instead of `short`.
+
+        Args:
+            name: the metric that has the figure's value, from `find`; None if there is none.
+        """
         short = self.short_for(name)
         return self.title if short == self.short else f"Validation {short}"
 
@@ -113,7 +122,7 @@ ACCURACY = Figure(
 )
 """Accuracy, for a reward that says whether a response is right (component `acc`, `accuracy` or `correct`)."""
 SCORE = Figure("Validation score", "score", r"val/mean@\d+", pattern=True, unless=_ACCURACY)
-"""Mean score, for a reward that does not say whether a response is right: a number, since a score need not be a fraction."""
+"""Mean score, for a reward that does not say whether a response is right. It is shown as a number, since a score may exceed 1."""
 LOSS = Figure(
     "Loss", "loss", "actor/loss", others=("actor/nll",), unless=r"reward/failures", always=False
 )
@@ -187,7 +196,7 @@ STALENESS = Figure(
     "rollout/staleness_mean",
     always=False,
 )
-"""Age of samples, for runs in which older weights than the rollout's may have generated samples."""
+"""Age of samples, for runs that may train on samples which older weights than the rollout's current ones have generated."""
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
 KEY_FIGURES = (
@@ -211,7 +220,12 @@ KEY_FIGURES = (
 
 
 def key_figure(metric: str, better: str) -> Figure:
-    """Return the key figure (label, format and better direction) for a metric that `Plan.key_figures` names."""
+    """Return the key figure (label, format and better direction) for a metric that `Plan.key_figures` names.
+
+    Args:
+        metric: the name of the metric.
+        better: the metric's better direction, `up` or `down`.
+    """
     known = next((figure for figure in KEY_FIGURES if figure.metric == metric), None)
     if known is not None:
         return replace(known, better=better, unless="")
@@ -226,7 +240,7 @@ def key_figure(metric: str, better: str) -> Figure:
 
 
 def validation_figure(metric: str | None) -> Figure:
-    """Return the key figure for a validation metric: `ACCURACY` for `val/acc@1`, else `SCORE`."""
+    """Return the key figure for a validation metric: `ACCURACY` for an accuracy such as `val/acc@1`, else `SCORE`."""
     return ACCURACY if re.fullmatch(_ACCURACY, metric or "") else SCORE
 
 

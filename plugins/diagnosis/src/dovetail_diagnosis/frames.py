@@ -20,10 +20,11 @@ class RunFrames:
     """The records of a run, as data frames.
 
     Attributes:
-        metrics: one row per step, indexed by `step`, and one column per metric; lines of one step are merged, missing values are NaN.
-        samples: one row per recorded sample; `step` is the sample's step, and `file` is `step` or `validation`, by the file it is in.
+        metrics: one row per step, indexed by `step`, and one column per metric. All rows of a step in `metrics.jsonl` are merged; missing
+            values are NaN.
+        samples: one row per recorded sample. `step` is the sample's step; `file` is `validation` for a sample of a validation, else `step`.
         config: the config of the run.
-        summary: the content of `summary.json`; empty during the first training.
+        summary: the content of `summary.json`; empty if there is no such file, as before the first end of the run.
     """
 
     metrics: pd.DataFrame

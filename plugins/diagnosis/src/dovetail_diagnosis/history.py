@@ -1,4 +1,4 @@
-"""The course of a run's metrics, as far as conditions need it."""
+"""The history of a run's metrics that the functions of a `Condition` read."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 WINDOW = 5
-"""Number of steps in a mean: one batch is not a trend."""
+"""Number of consecutive values in a mean, since a single batch shows no trend."""
 _SCORES = (re.compile(r"val/acc@\d+"), re.compile(r"val/mean@\d+"))
-"""Metrics of validation with rewards, over all data sources; the first metric that is present counts."""
+"""Patterns of the main score's name in a run with rewards, the preferred first: accuracy, or mean score, over all data sources."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class MetricCourse:
 
 @dataclass(frozen=True)
 class ScoredValidation:
-    """The run's main score in one validation, with the ends of its confidence interval, which equal the score if there is no interval."""
+    """The run's main score in one validation, with the ends of its confidence interval. Without an interval, both ends equal the score."""
 
     step: int
     value: float
@@ -73,7 +73,7 @@ class MetricHistory:
         now: the finite metrics of the latest row.
         start: the first value of each metric.
         series: the history of each metric whose earlier values a `Condition` uses.
-        validations: the validations of the main score.
+        validations: the main score in each validation so far.
         best: the validation with the highest score; the first of equal validations.
         score: the name of the main score; empty before the first validation.
     """
@@ -112,7 +112,7 @@ class MetricHistory:
         return self.series.get(name, MetricCourse())
 
     def rise(self, name: str, step: int) -> float:
-        """Return the highest value after a step, divided by the median up to the step; 0 without later values.
+        """Return the highest value after a step, divided by the median up to the step; 0 without later values, or if the median is not above 0.
 
         Without earlier values, the first later value takes the median's place.
         """

@@ -11,7 +11,7 @@ from dovetail_distillation.config import ScoreTeacherConfig
 
 
 def teachers_do_not_fit(config: Any, plan: Any) -> Iterator[Finding]:
-    """Servers that the run starts for its teachers take more accelerators than this machine has left beside those of the run's roles.
+    """Warn if the servers that the run starts for its teachers need more accelerators than the run's roles leave on this machine.
 
     A cluster that the run starts has only this machine's accelerators; an existing cluster's accelerators are known only when the run
     starts. The finding is a warning, since the run may start on another machine. Missing accelerators are an error there, before

@@ -13,13 +13,13 @@ Found = TypeVar("Found")
 
 
 class ServedModel:
-    """The address under which an environment's program calls an episode's policy.
+    """How a program that an environment starts, such as an agent, calls the policy during one episode: URL, API key and model name.
 
     Args:
         url: the gateway's URL without a path, which is the base URL for Anthropic's clients.
-        api_key: the API key of the episode.
+        api_key: the API key of calls, which tells the gateway which episode a call belongs to.
         name: the name of the model in calls.
-        endpoint: the endpoint that answers the calls.
+        endpoint: the part of the gateway that answers this episode's calls with the policy.
 
     Attributes:
         base_url: the base URL for OpenAI's clients.

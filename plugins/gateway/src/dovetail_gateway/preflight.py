@@ -10,8 +10,9 @@ from dovetail_gateway.config import ProgramConfig
 
 
 def program_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """The agent loop `program` has `score: output` or `exit_status`, but no reward function is `episode`, which reads these scores;
-    or its `placement` needs processes that the runtime can't start.
+    """Warn if the agent loop `program` has `score: output` or `exit_status`, but no reward function is `episode`, which reads these scores.
+
+    Report an error if its `placement` needs processes that the runtime can't start.
     """
     loop, reward = config.rollout.agent_loop, config.reward
     if not isinstance(loop, ProgramConfig):

@@ -1,1 +1,1 @@
-"""Preflight rules on the keys of core: each finds one silent misconfiguration before step 1."""
+"""Preflight rules about the keys of core. Each rule finds one misconfiguration before the first step."""

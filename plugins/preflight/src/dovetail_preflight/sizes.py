@@ -1,4 +1,4 @@
-"""Rules about sizes that do not fit one another: lengths, budgets, layouts of a rollout, warm-ups."""
+"""Rules about sizes that do not fit one another: lengths, budgets of micro-batches, and warm-ups."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dovetail_datasets import model_directory, text_config
 
 
 def rollout_too_short(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The model or the engine accepts fewer tokens than the longest prompt and response together.
+    """Report an error if the model or the engine accepts fewer tokens than the longest prompt and response together.
 
-    The longest prompts would be refused in the middle of the run, or their responses cut off. A model's limit is
-    `max_position_embeddings` of its config.json, times the factor of rope scaling; some models have no limit. The engine itself
-    checks a model that is not on this machine.
+    Otherwise, the engine would refuse the longest prompts in the middle of the run, or cut off their responses. A model's limit is
+    `max_position_embeddings` of its config.json, times the factor of rope scaling; some models have no limit. A model that is not on
+    this machine is checked only by the engine, at its start.
     """
     prompt, (key, response) = config.data.max_prompt_length, _longest_response(config)
     needed = prompt + response
@@ -54,7 +54,7 @@ def _longest_response(config: RunConfig) -> tuple[str, int]:
 
 
 def _positions(section: ModelSection) -> tuple[int | None, str]:
-    """Return a model's maximum number of tokens, and a text with its origin; None and an empty text if unknown here."""
+    """Return a model's maximum number of tokens, and a text that says where it is set; None and "" if it is unknown."""
     from dovetail_datasets import max_positions
 
     directory = model_directory(section.path, section)
@@ -72,9 +72,9 @@ def _positions(section: ModelSection) -> tuple[int | None, str]:
 
 
 def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A micro-batch of the critic is too small for the longest sample.
+    """Report an error if the critic's micro-batches are too small for the longest sample.
 
-    The config already checks the budgets of actor and reference; the critic's budget matters only if the run has a critic.
+    The budgets of actor and reference are checked when the config is loaded. The critic's budget matters only if the run has a critic.
     """
     longest, keys = config.data.longest
     budget = config.critic.max_tokens_per_micro_batch
@@ -86,10 +86,10 @@ def token_budget(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A warm-up is as long as the run, or longer.
+    """Warn if a learning-rate warm-up is at least as long as the run; for a warm-up of the critic, report an error.
 
-    With a learning-rate warm-up that long, the learning rate never reaches its configured value. With a critic warm-up
-    that long, the policy is never trained.
+    With such a learning-rate warm-up, the learning rate never reaches its configured value. With such a critic warm-up, the policy is
+    never trained.
     """
     if plan is None or plan.counts.steps is None:
         return
@@ -113,10 +113,10 @@ def warmup_too_long(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def long_penalty_buffer(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The overlong penalty's buffer is as long as the longest response: every response is penalised.
+    """Warn if the buffer of the overlong penalty is as long as the longest response; if it is longer, report an error.
 
-    DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer of the
-    whole limit or more penalises every token of every response.
+    DAPO's penalty (arXiv 2503.14476, eq. 13) is meant for the last part of the length limit. A buffer as long as the limit penalises every
+    token of a response, and a longer buffer penalises even an empty response.
     """
     penalty, longest = config.algorithm.overlong_penalty, config.data.max_response_length
     if penalty is None or not penalty.factor or penalty.buffer < longest:

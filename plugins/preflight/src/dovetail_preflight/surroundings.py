@@ -1,4 +1,4 @@
-"""Rules about a run's files and environment: files and trackers named twice, environments of roles, profiles."""
+"""Rules about files and trackers that a config names twice, the Python environments of roles, and the section `profile`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TRAINING = (
 
 
 def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A file is read twice: its rows count double, or held-out rows are trained on.
+    """Warn if the config names a data file twice for training, twice for validation, or for training and validation.
 
-    Held-out metrics mean nothing if the model was trained on the same rows.
+    Rows of a file that is read twice count double. Metrics on held-out rows mean nothing if the model was trained on these rows.
     """
     train, val = config.data.training_files, config.data.val_files
     trained = "data.mixture" if config.data.mixture else "data.train_files"
@@ -43,7 +43,7 @@ def file_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The config selects a tracker twice with the same settings, so that everything would be logged twice."""
+    """Report an error if the config selects a tracker twice with the same settings: everything would be logged twice."""
     trackers = list(config.tracking)
     for number, tracker in enumerate(trackers):
         if tracker in trackers[:number]:
@@ -55,10 +55,10 @@ def tracker_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The Python environment of a role is missing or unfit, or this machine has too few accelerators for the pools of `runtime`.
+    """Warn if the Python environment of a role is missing or lacks a requirement, or this machine has too few accelerators for the run.
 
-    `runtime.environments` names the environments. The finding is a warning, since the run may take place on another machine. On the run's
-    machine, the same problem is an error.
+    `runtime.environments` names the environments, and the pools of `runtime` need the accelerators. These problems are only warnings, since
+    the run may take place on another machine. On the run's machine, the same problem is an error.
     """
     if plan is None:
         return
@@ -77,7 +77,10 @@ def environment_unfit(config: RunConfig, plan: Plan | None) -> Iterator[Finding]
 
 
 def environment_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A plugin that requires its own Python environment has none in the config, and the current environment lacks the plugin's requirements."""
+    """Report an error if a plugin needs a Python environment of its own, but the config names none.
+
+    A plugin whose requirements the current environment meets needs no environment of its own.
+    """
     if plan is None:
         return
     roles = [*(["rollout"] if plan.generates else []), *(model.role for model in plan.models)]
@@ -114,8 +117,9 @@ def _refs(plan: Plan, role: str) -> list[PluginRef]:
 
 
 def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The section `profile` names steps, roles or ranks that the run does not have, so that they would not be recorded, or a tool that
-    can't record on the device of a role.
+    """Warn if the section `profile` names steps, roles or ranks that the run does not have: nothing would be recorded for them.
+
+    Report an error if the profiler `profile.tool` can't record on the device of a role.
     """
     profile = config.profile
     if profile.tool is None or plan is None:
@@ -153,12 +157,12 @@ def profile_misses_the_run(config: RunConfig, plan: Plan | None) -> Iterator[Fin
 
 
 def _repeated(files: tuple[str, ...]) -> list[str]:
-    """Return the files that are named more than once, each once, as first written."""
+    """Return the files that the list names more than once, each by its first spelling."""
     counts = Counter(_place(file) for file in files)
     first = {_place(file): file for file in reversed(files)}
     return [first[place] for place, count in counts.items() if count > 1]
 
 
 def _place(file: str) -> Path | str:
-    """Return the resolved path of a file, equal for all its spellings; an address is unchanged."""
+    """Return the absolute path of a file, without symbolic links, so that all spellings of a path are equal; a URL is returned unchanged."""
     return file if "://" in file else Path(file).expanduser().resolve()

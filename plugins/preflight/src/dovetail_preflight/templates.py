@@ -10,10 +10,11 @@ from dovetail.sections import RunConfig
 
 
 def rows_left_out(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The chat template leaves out content of rows: texts of a role, thoughts, tool calls, or the end of turns that are trained on.
+    """Warn if the chat template leaves out content of rows: texts of a role, thoughts, tool calls, or the end of trained turns.
 
-    Many templates skip unknown content, such as messages of some role or a field of a message. The rule renders a copy of one row of each
-    kind with markers in place of texts, and looks for the markers. Thoughts of turns that are not trained on are ignored.
+    Many templates skip content that they do not know, such as the messages of a role or a field of a message. To find such content, one row
+    of each kind is rendered with markers in place of its texts; a marker that the output lacks was left out. Thoughts of turns that are
+    not trained on may be left out.
     """
     for what in plan.left_out if plan is not None else ():
         yield Finding.warning(

@@ -1,4 +1,4 @@
-"""Rules about unused parts of a config: keys without effect, a metric that validation does not report, columns that are not read."""
+"""Rules about parts without effect: keys of a config, the order of a stage relative to unknown stages, and rewrites of unread columns."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MISSPELT = 0.8
 
 
 def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of the critic are set, but no plugin reads the column `values`: the run has no critic, and the keys have no effect."""
+    """Warn if keys of the critic are set, but have no effect: the run has no critic, since no plugin requires the column `values`."""
     if plan is None or has_critic(plan):
         return
     keys = [f"critic.{key}" for key in _changed(config.critic, CriticSection())]
@@ -48,7 +48,7 @@ def critic_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of the algorithm are set, but `actor.objective` names an objective that does not use these keys.
+    """Warn if keys of the algorithm are set that the objective of `actor.objective` does not use.
 
     No metric shows that a KL penalty or a clip bound has no effect: the policy drifts although the config seems to limit the drift.
     """
@@ -64,9 +64,10 @@ def algorithm_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and uses none of them.
+    """Warn if keys of rollout, rewards or the algorithm are set, but the run trains on a dataset's examples and does not use these keys.
 
-    This happens if the config of a reinforcement-learning run gets another trainer, or if its author expects a reward to have an effect.
+    Such keys may remain if the config of a reinforcement-learning run gets another trainer, or if its author expects a reward to have an
+    effect.
     """
     if plan is None or plan.generates:
         return
@@ -122,7 +123,7 @@ def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str
 
 
 def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
-    """Yield the keys that are not at their defaults, and that only a missing policy loss or advantage estimator would use."""
+    """Yield the keys of the algorithm that are set, but that only a policy loss, an estimator or a stage would use that the run lacks."""
     algorithm, has_policy_loss = config.algorithm, config.actor.objective is None
     parts = [] if has_policy_loss else ["policy_loss", "loss_aggregation"]
     if not plan.has_stage("advantage"):
@@ -154,7 +155,7 @@ def _set(section: PluginSection, standard: str) -> Iterator[str]:
 
 
 def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A stage's `before` or `after` names a stage that does not exist, while a stage with a similar name exists."""
+    """Warn if a stage's `before` or `after` names a stage that does not exist, but resembles the name of an existing stage."""
     if plan is None:
         return
     known = {stage.name for stage in plan.stages}
@@ -172,7 +173,7 @@ def stage_order_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Findin
 
 
 def rewrite_unread(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A stage rewrites only scores although the estimator reads token rewards, or vice versa, so that the rewrite has no effect."""
+    """Warn if a stage rewrites only scores, but the estimator reads token rewards, or vice versa: the rewrite has no effect."""
     if plan is None:
         return
     estimator = plan.facts.plugins["algorithm.advantage"]

@@ -35,12 +35,14 @@ class _Vocabulary:
 
 
 def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The policy, a reference or a critic maps token ids to other tokens than the run's tokenizer: the model's outputs mean nothing.
+    """Report a model (policy, reference or critic) whose token ids mean other tokens than in the run's tokenizer.
 
-    A reference or a critic must have an embedding for every id that a sample can hold: ids of the run's tokenizer for which the policy
-    has an embedding. Missing embeddings are an error for tokens of the trained vocabulary, the end-of-sequence token, and tokens that the
-    chat template writes. Missing embeddings of other added tokens are a warning, since samples need not hold them. The policy may
-    lack such added tokens, and tokens to which its own tokenizer gives the same ids.
+    The outputs of such a model mean nothing. The rule yields an error or a warning for each such model.
+
+    A sample can contain every id of the run's tokenizer for which the policy has an embedding. A reference or a critic must have an
+    embedding for each of these ids. Missing embeddings are an error for tokens of the trained vocabulary, the end-of-sequence token, and
+    tokens that the chat template writes. Missing embeddings of other added tokens are a warning, since samples need not contain these
+    tokens. The policy may lack embeddings of other added tokens, and of tokens to which its own tokenizer gives the same ids.
 
     A model's own tokenizer must give the same ids to the same tokens as the run's tokenizer. A difference is an error for tokens of the
     trained vocabulary, and a warning for added tokens. Padding rows of an embedding are ignored. Models that are not on this machine are
@@ -70,7 +72,15 @@ def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding
 def _judge(
     role: ModelRole, place: Path, own: _Vocabulary, tokenizer: str, section: ModelSection
 ) -> Iterator[Finding]:
-    """Yield at most one finding about a model, the most serious one."""
+    """Yield the most serious finding about a model, if any.
+
+    Args:
+        role: the model's role.
+        place: the directory with the model's own tokenizer.
+        own: the tokens of the run's tokenizer that the model must support.
+        tokenizer: the key and the value that select the run's tokenizer, for messages.
+        section: the section of the model's config.
+    """
     model = f"{_key(role)} = {role.path}"
     theirs, rows = _vocabulary(place, section), _rows(section)
     there = theirs.ids if theirs is not None else {}
@@ -106,7 +116,13 @@ def _judge(
 def _vocabulary(
     directory: Path, section: ModelSection, template: str | None = None
 ) -> _Vocabulary | None:
-    """Return the vocabulary of a directory's tokenizer, with the given or its own chat template; None if it can't be listed."""
+    """Return the vocabulary of a directory's tokenizer; None if its tokens can't be listed.
+
+    Args:
+        directory: the directory of the tokenizer.
+        section: the section of the model's config.
+        template: the chat template; None takes the tokenizer's own.
+    """
     from dovetail_datasets import load_tokenizer
 
     there = attrs.evolve(section, path=str(directory), tokenizer_path=None, chat_template=template)
@@ -123,7 +139,7 @@ def _vocabulary(
 
 
 def _needed(tokenizer: Tokenizer, added: frozenset[str]) -> Iterator[str]:
-    """Yield the added tokens that end a sequence or occur in the chat template, by text or as a special token's variable."""
+    """Yield the added tokens that end a sequence or that the chat template writes, as text or by the variable `bos_token`."""
     templates = tokenizer.chat_template or ""
     text = templates if isinstance(templates, str) else "\n".join(templates.values())
     yield from (token for token in added if token == tokenizer.eos_token or token in text)
@@ -151,7 +167,7 @@ def _count(tokens: list[str]) -> str:
 
 
 def _shown(tokens: list[str], own: _Vocabulary, theirs: _Vocabulary | None = None) -> str:
-    """Return the first tokens by id as text, with their ids in `theirs` if given."""
+    """Return the tokens with the smallest ids as text, each with its id, and with its id in `theirs` if given."""
     first = sorted(tokens, key=own.ids.__getitem__)[:_SHOWN]
     if theirs is None:
         return ", ".join(f"{token!r} ({own.ids[token]})" for token in first)

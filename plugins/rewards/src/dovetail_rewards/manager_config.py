@@ -20,7 +20,7 @@ def is_url(_: object, attribute: attrs.Attribute[Any], value: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class CachingConfig(PluginSection):
-    """Settings common to all reward managers that call reward functions."""
+    """Base of the configs of reward managers that call reward functions: the size of their cache of scores."""
 
     cache_size: int = attrs.field(default=16384, validator=NOT_NEGATIVE)
     """Maximum number of cached scores of reward functions declared `pure`, keyed by their arguments; 0 turns the cache off."""

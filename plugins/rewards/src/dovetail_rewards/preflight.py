@@ -14,7 +14,7 @@ from dovetail_rewards.model_config import ScoringModelConfig
 
 
 def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:
-    """`remote` is configured with `workers`, and the runtime can't start worker processes."""
+    """Report an error if `remote` is configured with `workers`, but the runtime can't start worker processes."""
     ref = None if plan is None else plan.refs.get("runtime")
     if ref is None or "task_workers" in load_plugin_class(ref).capabilities:
         return
@@ -27,7 +27,7 @@ def reward_workers(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def reward_model_missing(config: Any, plan: Any) -> Iterator[Finding]:
-    """The directory configured for a scoring model does not exist. Hub ids are not checked."""
+    """Report an error if the directory configured for a scoring model does not exist. Hub ids are not checked."""
     if plan is not None and not plan.generates:
         return
     for key, manager in _managers("reward.manager", config.reward.manager):

@@ -74,7 +74,7 @@ class TokenStream:
             raise RequestRefusedError("stop strings need the run's tokenizer, but the run has none")
 
     def take(self, line: str) -> bool:
-        """Process one line of the response, and return whether to read further lines.
+        """Process one line of the server's stream, and return whether to read further lines.
 
         Raises:
             RolloutError: the server ended the sample for an unknown reason.
@@ -99,7 +99,7 @@ class TokenStream:
         """Return the sample; after an abort, with the tokens so far.
 
         Raises:
-            RolloutError: the response ended before the sample.
+            RolloutError: the server's stream ended before the sample was complete.
         """
         reason = self._reason or (FinishReason.ABORT if self.aborted else None)
         if reason is None:

@@ -31,7 +31,7 @@ _TOOL = {
 
 
 def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The chat template renders an episode's earlier turns differently when later turns follow, such as without their thinking.
+    """Warn if the chat template renders an episode's earlier turns differently once later turns follow, such as without thinking.
 
     A server that renders the whole conversation again then shows the policy other tokens than in training. The warning names the turns
     and the setting of `rollout.agent_loop.on_history_change`: `keep` or `fork`; with `refuse` it is an error. A template that does not
@@ -78,8 +78,9 @@ def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The chat template ends an assistant's turn with a token at which generation does not stop, so that responses run on; or
-    `rollout.stop_token_ids` names a token that the model does not have.
+    """Warn if the chat template ends an assistant's turn with a token at which generation does not stop.
+
+    Responses would then continue after their end. Warn also if `rollout.stop_token_ids` names a token that the model does not have.
 
     Every engine stops at the end tokens of the tokenizer, config.json and generation_config.json, at `rollout.stop_token_ids`
     and at `rollout.stop`; it is enough if one of these has the token. Templates that end a turn with plain text are not
@@ -129,8 +130,10 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
 
 
 def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`rollout.partial_rollout` is set, but the trainer does not generate ahead, so that no response is ever interrupted; or
-    `rollout.keep_cache` is set without `rollout.partial_rollout`.
+    """Warn if `rollout.partial_rollout` or `rollout.keep_cache` has no effect.
+
+    The former has no effect if the trainer does not generate ahead, since no response is then interrupted; the latter has none without the
+    former.
     """
     if plan is None or not plan.generates:
         return
@@ -148,7 +151,7 @@ def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Fin
 
 
 def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The config lets the rollout sleep between steps, but the rollout computes on CPUs, where sleeping engines free no memory."""
+    """Warn if the config lets the rollout sleep between steps, but the rollout runs on CPUs, where sleeping engines free no memory."""
     if plan is None or not config.rollout.offload or config.rollout.joined:
         return
     if not plan.generates:
@@ -161,7 +164,7 @@ def offload_frees_nothing(config: RunConfig, plan: Plan | None) -> Iterator[Find
 
 
 def best_metric_unknown(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`trainer.best_metric` names a metric that validation never reports, so that no checkpoint is ever marked as the best."""
+    """Report an error if `trainer.best_metric` names a metric that validation never reports: no checkpoint would be the best."""
     # Imported here, since the module loads NumPy and more, which the other rules don't need.
     from dovetail_rollouts.validation import BESIDES, figure_names, metric_names
 

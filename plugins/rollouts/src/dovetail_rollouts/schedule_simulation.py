@@ -21,7 +21,7 @@ class RunSchedule:
         groups: the number of prompts of a step.
         samples: the number of responses to a prompt.
         steps_behind: the largest age of the weights in steps; `Trainer.max_staleness`.
-        over_sampling: the limit of outstanding prompts, as a multiple of a step's prompts; `Trainer.over_sampling`.
+        over_sampling: the maximum number of outstanding prompts, as a multiple of a step's prompts; `Trainer.over_sampling`.
         sync_every: steps between two weight updates of the rollout.
         cut_short: whether running responses are interrupted by a weight update and continue afterwards; False if they finish first.
         take_turns: whether generation stops while a step trains, since both use the same accelerators.
@@ -43,7 +43,10 @@ class RunSchedule:
 
     @property
     def most_outstanding(self) -> int:
-        """The limit of outstanding prompts, which are queued, or in a step that no weight update has followed."""
+        """The maximum number of outstanding prompts.
+
+        A prompt is outstanding from the request of its samples until the weight update after the step that trains on them.
+        """
         return round((self.over_sampling or self.steps_behind + 1) * self.groups)
 
 

@@ -35,11 +35,14 @@ Ask = Callable[[RolloutRequest], Awaitable[Completion]]
 
 
 class EpisodeSession(Session):
-    """Builds one response from the policy's turns and the messages between them; `fork` builds further sequences of the same episode.
+    """Builds one token sequence of an episode: the prompt, the policy's turns and the messages between them.
+
+    `fork` begins another sequence of the same episode.
 
     Args:
-        request: the request of this sample alone: its prompt, sampling and random stream. `max_new_tokens` limits the tokens of all
-            responses together; prompt length plus `max_new_tokens` limits the length of each sequence.
+        request: the request of this sample alone: its prompt, sampling and random stream. `max_new_tokens` limits the
+            number of response tokens of all the episode's sequences together; a sequence has at most as many tokens as the prompt plus
+            `max_new_tokens`.
         prompt: the dataset row.
         sample_id: the sample id of the sample.
         number: the sample's number among the prompt's samples.

@@ -139,13 +139,13 @@ def validation_metrics(
 
 
 def figure_names(n: int) -> list[str]:
-    """Return the names of a validation's metrics with n responses per prompt, without data source, such as `mean@8` and `pass@4`."""
+    """Return the names of validation metrics for n responses per prompt, such as `mean@8` and `pass@4`, without `val/` or data source."""
     kinds = ("best", "pass", "majority")
     return [f"mean@{n}", f"acc@{n}", *(f"{kind}@{k}" for kind in kinds for k in powers_up_to(n))]
 
 
 def metric_names(n: int, sources: Iterable[str] = ()) -> list[str]:
-    """Return all metrics that a validation with n responses per prompt may report, over all prompts and for these data sources."""
+    """Return the names of all metrics that a validation with n responses per prompt may report, for these data sources and over all."""
     figures = [
         f"val/{source}/{name}" if source else f"val/{name}"
         for source in ("", *sources)

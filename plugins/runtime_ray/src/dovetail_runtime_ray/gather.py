@@ -30,8 +30,8 @@ class Gather:
         what: the call as text, such as `actor.update()`.
         refs: Ray's reference to the answer of every rank that was called.
         limit: the time limit in seconds.
-        method: the called method. A file of stacks is named after it, and errors name the config key of its time limit. Empty for calls
-            during the start.
+        method: the name of the called method; empty for calls during the start. It determines the file to which the stack traces of
+            silent ranks are written, and the config key of the time limit that errors name.
     """
 
     def __init__(

@@ -24,9 +24,9 @@ _NO_NOTICE = "connection error code 2"
 class Health:
     """Watches the processes of a run, and stores the first error that stops the run.
 
-    Calls of training workers and replicas that are still waiting then, and later calls of training workers, raise this error or one that
-    names it as the cause. A thread waits on one call to each process that lasts as long as the process, so a death is detected at once,
-    even of an idle process.
+    Once `error` is set, all waiting calls of training workers and replicas raise this error, or an error that names it as the cause. So do
+    later calls of training workers. Each process runs one call that ends only with the process. A thread waits for these calls, so that
+    it notices the death of a process at once, even of an idle one.
 
     Attributes:
         error: the first error that stops the run; None while there is none.
@@ -43,7 +43,7 @@ class Health:
         """Call `lost` with Ray's error when a process dies.
 
         Args:
-            open_call: a reference to a call that lasts as long as the process.
+            open_call: Ray's reference to a call that ends only with the process.
             lost: the function to call, in the watching thread.
         """
         with self._lock:

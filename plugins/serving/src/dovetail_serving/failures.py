@@ -16,7 +16,7 @@ _SHOWN_LINES = 25
 
 @attrs.frozen
 class Known:
-    """A known cause of failure, recognised in an engine's exception or output."""
+    """A cause of failure that can be recognised in an engine's exception or output."""
 
     pattern: str
     """A regular expression, searched for in the text of the exception and the output. Each run of white space in this text is
@@ -30,7 +30,12 @@ class Known:
     """The error's hint, a format string like `message`."""
 
     def found_in(self, text: str, config: Any) -> DovetailError | None:
-        """Return the error for this cause if the text matches the pattern, else None."""
+        """Return the error for this cause of failure; None if the text does not match the pattern.
+
+        Args:
+            text: the text of the exception and of the engine's output.
+            config: the rollout's config, for the placeholders of `message` and `hint`.
+        """
         found = re.search(self.pattern, text)
         if found is None:
             return None
@@ -40,7 +45,7 @@ class Known:
 
 @attrs.frozen
 class Failures:
-    """The known failures of one engine."""
+    """Turns an engine's exceptions and output into errors. If the cause of a failure is known, the error states it, with the fix."""
 
     engine: str
     """The engine's name in messages."""

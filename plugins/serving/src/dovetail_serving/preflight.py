@@ -12,7 +12,7 @@ from dovetail_serving.section import ServingSection
 
 
 def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
-    """The number of a replica's ranks does not divide the model's attention heads, or its experts.
+    """Report an error if a replica's number of ranks does not divide the number of the model's attention heads, or of its experts.
 
     The rule reads the config in the model's directory; the engine would fail minutes later, on the accelerators.
     """
@@ -29,7 +29,7 @@ def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def engine_release(config: Any, plan: Any) -> Iterator[Finding]:
-    """The installed engine is newer than every release that the plugin was tested with, or lacks a name that the plugin imports.
+    """Warn if the installed engine is newer than every tested release; if it lacks a name that the plugin imports, report an error.
 
     The rule reads the engine's sources without importing them. An engine in a separate Python environment is checked at its start.
     """

@@ -154,7 +154,14 @@ class Outcome:
 
     @classmethod
     def of_failure(cls, error: Exception, *, changed: bool) -> Outcome:
-        """Return the outcome for an exception, and print the traceback to the engine's log unless it is a DovetailError."""
+        """Return the outcome of a weight update that raised an exception.
+
+        Unless the exception is a DovetailError, its traceback is printed to the engine's log.
+
+        Args:
+            error: the exception.
+            changed: whether the update had overwritten any weight of the model.
+        """
         if isinstance(error, DovetailError):
             off = isinstance(error, CalledOffError)
             return cls(error=error.message, hint=error.hint, changed=changed, called_off=off)

@@ -33,13 +33,13 @@ def mini_batch_rows(
     """Yield the rows of each mini-batch, in ascending order.
 
     Each pass partitions the batch into mini-batches of whole groups, none of them empty. Groups are taken in
-    ascending order of their ids, or in another order for each pass.
+    ascending order of their ids, or with `shuffle` in a random order, drawn anew for each pass.
 
     Args:
         group_ids_N: int64 [N], ids of the samples' groups.
         prompts: number of groups in a mini-batch; the last mini-batch of a pass may have fewer.
         epochs: number of passes over the batch.
-        shuffle: whether every pass takes the groups in another order.
+        shuffle: whether every pass takes the groups in a new random order.
         seed: the seed of the run, from which the orders derive.
         step: the number of the step, from which the orders derive as well.
     """

@@ -11,7 +11,7 @@ from dovetail.sections import PluginSection
 
 @attrs.frozen(kw_only=True)
 class SearchConfig(PluginSection):
-    """Settings of the tool `search`."""
+    """Settings of the tool `search`, which searches the documents of a file."""
 
     documents: str = attrs.field(validator=attrs.validators.min_len(1))
     """File with one document a row: `.jsonl` or `.parquet`."""
@@ -29,7 +29,7 @@ class SearchConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class HttpConfig(PluginSection):
-    """Settings of the tool `http`."""
+    """Settings of the tool `http`, which sends HTTP requests to the configured hosts."""
 
     hosts: tuple[str, ...] = attrs.field(validator=attrs.validators.min_len(1))
     """Hosts to which requests may go, such as `api.example.org`, `*.example.org` or, with a port, `127.0.0.1:8000`."""
@@ -80,7 +80,7 @@ class McpConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class VerlConfig(PluginSection):
-    """Settings of the tool `verl`."""
+    """Settings of the tool `verl`, which runs tools that were written for the framework verl."""
 
     tools_config: str = attrs.field(validator=attrs.validators.min_len(1))
     """verl's YAML file of tools: `tools`, each with `class_name`, `config` and perhaps `tool_schema`."""

@@ -17,8 +17,10 @@ from dovetail_torch_engines.stored import FILES, read_index, unpickled
 
 
 def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A model is missing or can't be used: transformers can't read its config, its weights differ from the config, or its weights are
-    quantised, and either the run trains it or the installed packages can't load it.
+    """Report a model that is missing or can't be used.
+
+    transformers can't read the config of such a model, its weights differ from its config, or its weights are quantised, and either the run
+    trains the model or the installed packages can't load it.
 
     For a local directory, the rule reads the headers of the weight files, not the tensors. It reports missing or truncated files,
     and tensors that are missing or whose shape differs from config.json. A policy named by a hub id is downloaded later. In runs on
@@ -128,7 +130,7 @@ def _and_more(found: Sequence[object]) -> str:
 
 
 def adapter_targets(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An adapter targets layers that the model does not have, or that can't have an adapter.
+    """Report an error if an adapter targets layers that the model does not have, or that can't have an adapter.
 
     The model's config gives the layers and the weights that layers share. If this machine can't read the model, the engine checks
     the targets.

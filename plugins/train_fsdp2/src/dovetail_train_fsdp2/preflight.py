@@ -27,7 +27,7 @@ _ROOM_GB = 40.0
 
 
 def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
-    """The engine `fsdp2` can't build its model as configured.
+    """Report a model that the engine `fsdp2` can't build as configured.
 
     The attention, adapter, 4-bit layers or kernels are not installed or do not fit the model; there is no vision tower to freeze;
     or `sequence_parallel_size` does not divide the attention heads.
@@ -53,7 +53,7 @@ def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
 
 
 def shards_span_machines(config: Any, plan: Any) -> Iterator[Finding]:
-    """Parameters are sharded over several machines, although the accelerators of one machine hold the model's states.
+    """Warn if parameters are sharded over several machines, although the accelerators of one machine can hold the model's states.
 
     Every layer is gathered over the network in each pass and in each update of the rollout's weights. States take 16 bytes a
     parameter (weights, gradients and two moments in float32). A machine holds them if they fit into half the memory of accelerators

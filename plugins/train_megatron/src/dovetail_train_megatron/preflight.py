@@ -19,7 +19,7 @@ _SIZES = (
 
 
 def megatron_layout(config: Any, plan: Any) -> Iterator[Finding]:
-    """The engine `megatron` does not support the model, the configured parallel sizes, or the role's devices.
+    """Report models, parallel sizes and devices that the engine `megatron` does not support.
 
     The rule reads only configs. It checks the architecture, the numbers that the parallel sizes must divide, that models of one
     pool have one layout, and that devices are CUDA devices.

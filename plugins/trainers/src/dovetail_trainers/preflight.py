@@ -13,8 +13,9 @@ WIDE = 10.0
 
 
 def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:
-    """The trainer `streaming` trains on stale samples without a bound on the importance ratio, or its `on_sync` contradicts the
-    rollout's settings or makes `over_sampling` useless.
+    """Report an error if the trainer `streaming` trains on stale samples without a bound on the importance ratio.
+
+    An `on_sync` that contradicts the rollout's settings is an error, too; one that makes `over_sampling` useless is a warning.
 
     The ratio to the policy that generated the samples is bounded by a rollout correction (weights with an upper bound, or rejection),
     or by a loss that clips this ratio. If a step has several updates, the loss must clip in either case.

@@ -45,8 +45,9 @@ class GigpoEstimator(TurnEstimator):
 
 
 def anchor_states(columns: Batch, turns: PolicyTurns, groups: Groups) -> Int64[np.ndarray, "U"]:
-    """Return the number of the state in which each turn begins, int64 [U]; two turns of a group have the same number if the tokens shown
-    before them are equal.
+    """Return an id of the anchor state in which each of the U turns begins, int64 [U].
+
+    Two turns have the same id if they belong to the same group and the tokens shown before them are equal.
 
     Args:
         columns: `prompt_ids` and `response_ids`, ragged int64.

@@ -35,8 +35,12 @@ class PolicyTurns:
 
     @classmethod
     def of(cls, own: PolicyTokens, turn_ids: Ragged, groups: Groups | None = None) -> PolicyTurns:
-        """Return the policy's turns from the column `turn_ids`, int64, ragged [T]. If groups or trajectories are absent, each sequence is
-        an episode.
+        """Return the policy's turns.
+
+        Args:
+            own: the policy's tokens.
+            turn_ids: the column `turn_ids`, int64, ragged [T].
+            groups: the groups, whose `trajectory_N` gives the episode of each sequence. If either is None, each sequence is an episode.
         """
         ids_K = turn_ids.values[own.place_K]
         row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)

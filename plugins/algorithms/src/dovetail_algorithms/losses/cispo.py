@@ -21,7 +21,7 @@ class CispoLoss(RatioLoss):
     Config = CispoConfig
 
     def token_losses(self, inputs: LossInputs) -> TokenLosses:
-        """Return losses [T], and metrics: ratio statistics, and the shares of tokens whose weight a bound cut."""
+        """Return losses [T], and metrics: statistics of the ratio, and for each bound the share of tokens whose weight was clipped."""
         log_ratio_T = bounded_log_ratio(inputs.log_probs_T, inputs.columns["old_log_probs"])
         ratio_T = log_ratio_T.detach().exp()
         low, upper = self.config.clip_low, 1 + self.config.clip_high

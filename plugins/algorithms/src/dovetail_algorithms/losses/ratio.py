@@ -100,15 +100,16 @@ def ratio_metrics(
 ) -> dict[str, Metric]:
     """Return metrics of the probability ratios ρ to the older policy, by name.
 
-    The metrics are the mean and maximum of ρ, the KL as the mean of ρ − 1 − log ρ (k3), and the shares of tokens that a bound cut.
+    The metrics are the mean and maximum of ρ, the KL as the mean of ρ − 1 − log ρ (k3), and for each bound the share of
+    clipped tokens.
 
     Args:
         mask_T: the response mask, bool [T]; tokens with False don't count.
         log_ratio_T: the tokens' log-ratios, float [T]; this function clamps them to ±20.
         ratio_T: the ratio that the loss uses if it is not the token's but its sequence's, float [T]; mean and maximum are over this
             ratio.
-        upper_T: the tokens whose gradient or weight an upper bound cut, bool [T], False on masked tokens; None if the loss has no upper
-            bound.
+        upper_T: the tokens whose gradient was removed, or whose weight was clipped, by an upper bound: bool [T], False on masked tokens.
+            None if the loss has no upper bound.
         lower_T: the same for a lower bound.
     """
     log_ratio_T = log_ratio_T.detach().clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)

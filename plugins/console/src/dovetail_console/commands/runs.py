@@ -112,7 +112,7 @@ def rows_below(folder: Path) -> list[dict[str, Any]]:
 
 
 def cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return an overview as table cells, in the order of `HEADERS`."""
+    """Return the overview of a run as table cells, in the order of `HEADERS`."""
     from dovetail_console.run_overview import age, written
 
     return (

@@ -108,7 +108,13 @@ def job_of_command(command: VerlCommand, version: str, places: Sequence[Path]) -
 
 
 def job_of_file(path: Path, version: str, overrides: Sequence[Override] = ()) -> Job:
-    """Compose the job of a YAML file: a resolved config, a config with a defaults list, or only keys that replace verl's defaults."""
+    """Compose the verl job that a YAML file describes.
+
+    Args:
+        path: the file: a resolved config, a config with a defaults list, or only keys that replace verl's defaults.
+        version: a version of verl, one of `VERSIONS`.
+        overrides: overrides of the file's keys.
+    """
     return _job(version, path.stem, path.parent, overrides, None)
 
 

@@ -64,7 +64,13 @@ class ProcessRewardModelManager(RewardModelManager):
         self._reader = StepReader(self.config, tokenizer, longest(self._model, tokenizer))
 
     def judge(self, text: ModelText, logit: Any) -> Outcome:
-        """Return the score or the failure of a text from the probabilities of its steps, which `logit` holds."""
+        """Return the score of a text, or its failure.
+
+        Args:
+            text: the text, with its sample.
+            logit: the probability that each of the S steps is right, float [S]. The argument is named after that of the base
+                class, for which it is one logit.
+        """
         from dovetail_rewards.models.step_model import steps_of
 
         config, probabilities_S, sample = self.config, np.array(logit, np.float64), text.sample

@@ -1,4 +1,4 @@
-"""The caller's handle of the helper process, which is started once and replaced if it dies."""
+"""HelperProcess: starts the sandbox's helper process, and sends requests to it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STOP_S = 5.0
 
 
 class HelperProcess:
-    """A helper process that runs programs in a sandbox. Threads and forks of this process may share the helper.
+    """A helper process that runs programs in a sandbox. Threads and forks of the calling process may share it.
 
     Args:
         python: the interpreter of the helper and of the programs.

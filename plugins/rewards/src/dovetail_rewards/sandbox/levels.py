@@ -51,7 +51,7 @@ def setup_for(
     preload: Sequence[str] = (),
     folders: Sequence[str] = (),
 ) -> SandboxSetup:
-    """Return the set-up of a helper process at this level.
+    """Return the set-up of a helper process at this level; the other arguments are those of `Sandbox`.
 
     Raises:
         SandboxError: the level needs a program that is not installed.

@@ -48,7 +48,7 @@ class Sandbox:
         preload: modules imported once instead of by every program; saves no time under bubblewrap.
         folders: paths at the root, such as `/tests`, that are mapped to directories with the same name in a program's working directory.
         user: user id of the helper if this process is root; for tests.
-        tried: whether to skip the trial of the level, because it was tried before.
+        tried: whether to skip the check that the level works on this machine, for callers that have made this check or are part of it.
 
     Raises:
         SandboxError: the isolation level is not available.
@@ -162,7 +162,7 @@ class Sandbox:
 
 
 def _leave(status: socket.socket) -> None:
-    """Close a run's status socket, by which the helper ends the run."""
+    """Shut down a run's status socket, so that the helper ends the run."""
     with suppress(OSError):  # the run has already ended
         status.shutdown(socket.SHUT_RDWR)
 

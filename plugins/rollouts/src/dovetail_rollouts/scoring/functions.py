@@ -196,7 +196,7 @@ def configured_functions(
 
     Raises:
         PluginError: a selected function can't be loaded.
-        ConfigError: a user's function needs a parameter that rewards do not provide.
+        ConfigError: a user's function needs a parameter that is not passed to reward functions.
     """
     functions = ConfiguredFunctions(section, context, loader or InstalledFunctions(), given)
     for source in section.functions:

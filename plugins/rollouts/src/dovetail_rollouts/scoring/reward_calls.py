@@ -51,7 +51,7 @@ class RewardCall:
         unit: `group` if a sample's score depends on the other samples of its group, else `sample`.
 
     Raises:
-        ConfigError: the function needs a parameter that rewards do not provide.
+        ConfigError: the function needs a parameter that is not passed to reward functions.
     """
 
     def __init__(self, function: Callable[..., Any], name: str | None = None) -> None:

@@ -62,7 +62,7 @@ def signature_of(function: Callable[..., Any], name: str) -> Signature:
         name: the function's name in messages.
 
     Raises:
-        ConfigError: the function has a required parameter that rewards do not provide.
+        ConfigError: the function has a required parameter that is not passed to reward functions.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())

@@ -1,1 +1,1 @@
-"""Rules about the algorithm: each finds one silent misconfiguration before step 1."""
+"""Preflight rules about the algorithm. Each rule finds one misconfiguration that raises no error in a run."""

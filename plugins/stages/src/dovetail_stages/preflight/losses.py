@@ -27,11 +27,11 @@ WIDE_FOR_NARROW = 0.05
 
 
 def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A step has several updates, and nothing limits the distance to the policy that generated the samples.
+    """Warn if a step has several updates, but nothing limits how far the policy moves from the one that generated the samples.
 
     From the second update on, the samples come from an older policy. A loss without a ratio to that policy then follows a wrong gradient.
-    A loss whose upper bound is never reached lets a token's probability grow without limit. Both runs look normal for a while and then
-    collapse. `actor.max_kl` limits the growth, by ending a step's updates early. A rollout correction of mode `bypass` with importance
+    A loss whose upper bound is never reached lets a token's probability grow without limit. In both cases the run looks normal for a while
+    and then collapses. `actor.max_kl` limits the growth, by ending a step's updates early. A rollout correction of mode `bypass` with importance
     weights supplies the missing ratio: it weights each token by the ratio of the current policy to the rollout policy.
     """
     loss = policy_loss_of(config)
@@ -60,10 +60,10 @@ def off_policy_unclipped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
 
 
 def max_kl_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """`actor.max_kl` is set but can never stop an update.
+    """Warn if `actor.max_kl` is set, but a step has only one update; if the loss measures no KL, report an error.
 
-    The KL to the old policy is 0 in a step's first update by construction. With one update a rollout no bound is ever
-    passed, and the config promises a safeguard that does not exist. A loss without a ratio measures no KL at all.
+    The KL to the old policy is 0 in a step's first update by definition, so with one update a step it never exceeds the bound. A loss
+    without a ratio to an older policy measures no KL. In both cases `actor.max_kl` has no effect.
     """
     if config.actor.max_kl is None:
         return
@@ -82,9 +82,9 @@ def max_kl_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding
 
 
 def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The configured loss aggregation is not the one that the paper of the chosen loss or estimator prescribes.
+    """Warn if the configured loss aggregation is not the one that the paper of the chosen loss or estimator prescribes.
 
-    A sequence-level loss averaged over all tokens, for example, weighs long responses more than its derivation allows.
+    A sequence-level loss averaged over all tokens, for example, weighs long responses more than the paper's derivation assumes.
     If both papers prescribe an aggregation, the rule follows the loss's paper.
     """
     if config.actor.objective is not None:
@@ -110,11 +110,11 @@ def loss_aggregation_overridden(config: RunConfig, plan: Plan | None) -> Iterato
 
 
 def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The clip bounds are of another order of magnitude than the loss needs: for the ratio of a token instead of a sequence, or vice versa.
+    """Warn if the clip bounds suit the ratio of a token, but the loss clips the ratio of a whole sequence, or vice versa.
 
     The length-normalised ratio of a whole sequence moves by a few 1e-4 an update, a token's ratio by tenths. GSPO
-    (arXiv 2507.18071) with the bounds of PPO never clips; PPO with those of GSPO clips nearly every token. Which of
-    the two a loss expects is read from its defaults.
+    (arXiv 2507.18071) with the bounds of PPO never clips; PPO with those of GSPO clips nearly every token. The
+    defaults of a loss's bounds show which ratio it clips.
     """
     loss = policy_loss_of(config)
     if loss is None:
@@ -141,10 +141,10 @@ def clip_range_of_another_loss(config: RunConfig, plan: Plan | None) -> Iterator
 
 
 def norm_length(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The constant that token sums are divided by is not the length of the longest response that the config allows.
+    """Warn if the constant by which token sums are divided is not the maximum length of a response, `data.max_response_length`.
 
-    Dr. GRPO (arXiv 2503.20783) divides by the generation budget. Any other constant scales the gradient, and so the
-    effective learning rate, by a factor that no config shows.
+    Dr. GRPO (arXiv 2503.20783) divides by the maximum length of a response. Any other constant scales the gradient, and so the
+    effective learning rate, by a factor that the config does not show.
     """
     longest = config.data.max_response_length
     for path, section in (
@@ -195,10 +195,10 @@ def kl_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def k1_in_loss(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The KL penalty in the loss uses the estimator k1, whose gradient is zero in expectation on-policy.
+    """Warn if the KL penalty in the loss uses the estimator k1, whose expected gradient on-policy is zero.
 
-    k1 is log π − log π_ref. Its gradient is the score function, whose mean under π is zero. The penalty shows in the
-    metrics and adds noise, but does not hold the policy near the reference (joschu.net/blog/kl-approx.html).
+    k1 is log π − log π_ref. Its gradient is the score function, whose mean under π is zero. The penalty appears in
+    the metrics and adds noise to the gradient, but does not hold the policy near the reference (joschu.net/blog/kl-approx.html).
     """
     kl = kl_in_loss_of(config)
     if kl is not None and kl.estimator == "k1":

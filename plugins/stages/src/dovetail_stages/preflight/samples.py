@@ -16,10 +16,10 @@ from dovetail_stages.standard import estimates
 
 
 def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """An estimator that compares a prompt's samples with one another gets only one sample for each prompt.
+    """Report an estimator that compares the samples of a prompt, but gets only one sample of each prompt.
 
-    Every advantage is then 0, and the run learns nothing. If the estimator instead takes a lone sample's reward as its
-    advantage, the baseline that the estimator's name promises is missing.
+    Most such estimators then give every advantage the value 0, so that the run learns nothing: an error. Some take a single sample's
+    reward as its advantage, without any baseline: a warning.
     """
     estimator = selected("advantage", config.algorithm.advantage)
     if estimator is None or not generates(config):
@@ -44,12 +44,11 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The agent loop can split a trajectory into several sequences, but the configured algorithm treats every sequence as a trajectory.
+    """Report an error if the agent loop may split a trajectory into several sequences, but the algorithm takes each for a trajectory.
 
-    Each sequence is a row of the batch. A trajectory with more sequences would then weigh more, or the sequences before the last, which
-    have no reward of their own, would be trained as failures. A plugin that takes the sequences of a trajectory together declares the
-    capability `several_sequences`. An advantage estimator of level `sample` doesn't need the capability, since it gets one reward for each
-    trajectory.
+    Each sequence is a row of the batch. A trajectory with more sequences would then weigh more, or its sequences without a reward (all
+    but the last) would be trained as failures. A plugin that supports trajectories of several sequences declares the capability
+    `several_sequences`. An advantage estimator of level `sample` doesn't need the capability, since it gets one reward for each trajectory.
     """
     loop = selected("agent_loop", config.rollout.agent_loop)
     if loop is None or not generates(config):
@@ -94,10 +93,10 @@ def _takes(chosen: Selected) -> bool:
 
 
 def filter_without_refill(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A sample filter drops groups, and nothing replaces them: batches shrink, and with them the gradient's quality.
+    """Warn if a sample filter drops groups and no further round of generation replaces them: steps then train on smaller batches.
 
-    The better the policy, the more groups have equal rewards: late in training a step may be left with a handful of
-    prompts while the learning rate stays what it was for a full batch.
+    The better the policy, the more groups have equal rewards. Late in training, a step may keep only a few prompts, while the learning
+    rate is still that of a full batch, so that the gradient is noisier.
     """
     algorithm = config.algorithm
     if algorithm.max_generation_rounds > 1 or not generates(config):
@@ -114,11 +113,11 @@ def filter_without_refill(config: RunConfig, plan: Plan | None) -> Iterator[Find
 
 
 def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A plugin computes with the rollout's log-probabilities, but these are of a truncated distribution.
+    """Warn if a plugin uses the rollout's log-probabilities, but these are of a truncated distribution.
 
-    Top-p, top-k or an engine's own setting (`RolloutSection.truncation`) spreads the rollout's probability over the
-    tokens that are left; the trainer's is over all tokens. Every rollout probability is then too high by the mass that
-    was cut, which biases ratios and weights. The log-probability check allows for this difference by itself.
+    With top-p, top-k or an engine's own setting (`RolloutSection.truncation`), the rollout samples only some of the tokens, and
+    normalises their probabilities to a sum of 1. The trainer's distribution is over all tokens. The rollout's probabilities are then
+    larger than the trainer's, which biases ratios and weights. The log-probability check takes this difference into account.
     """
     reader = None if plan is None else plan.facts.required.get("rollout_log_probs")
     cuts = {f"rollout.{key}": cut for key, cut in config.rollout.truncation().items()}
@@ -132,9 +131,10 @@ def truncated_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Findin
 
 
 def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A rollout correction is configured, but the rollout engine returns no log-probabilities.
+    """Report an error if a rollout correction is configured, but the rollout engine returns no log-probabilities.
 
-    The correction weights or rejects tokens by the ratio of the training policy to the rollout policy, and so needs both log-probabilities.
+    The correction weights or rejects tokens by the ratio of the training policy to the rollout policy, and so needs the
+    log-probabilities of both.
     """
     correction = correction_of(config)
     engine = selected("rollout", config.rollout)
@@ -152,11 +152,11 @@ def correction_without_log_probs(config: RunConfig, plan: Plan | None) -> Iterat
 
 
 def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """A rollout correction's importance weights are never used, because the loss itself has a ratio to the rollout policy.
+    """Warn if a rollout correction's importance weights are not used, because the loss itself has a ratio to the rollout policy.
 
-    A loss such as `dppo` is anchored on the rollout policy. In the correction's mode `bypass`, the rollout policy is the old policy, so the
-    ratio of a loss such as PPO's is already the correction. Weights would then correct a second time, so they are left
-    out, and only rejection acts.
+    The ratio of a loss such as `dppo` is to the rollout policy. In the correction's mode `bypass`, the rollout policy is the old policy, so
+    the ratio of a loss such as PPO's is to the rollout policy, too. Such a ratio is already the correction. Weights would correct a second
+    time, so the run leaves them out, and the correction only rejects tokens.
     """
     correction = correction_of(config)
     loss = policy_loss_of(config)
@@ -176,7 +176,7 @@ def weights_ignored(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def logprob_check_never_fires(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The log-probability check is set so that it never measures, never warns, or stops a run before it has warned."""
+    """Warn if the settings of the log-probability check make it never measure, never warn, or stop the run before it warns."""
     section = config.algorithm.logprob_check
     key = "algorithm.logprob_check"
     if not generates(config):

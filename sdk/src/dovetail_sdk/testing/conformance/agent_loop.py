@@ -40,7 +40,7 @@ def draw_episodes(
     n: int = 1,
     tokens: int = 4096,
 ) -> list[Sample]:
-    """Run episodes concurrently with a scripted policy and return their samples. The loop is started before and closed afterwards.
+    """Run episodes concurrently with a scripted policy and return their samples. The agent loop is started first and closed at the end.
 
     Args:
         loop: an agent loop whose context has the tokenizer `template_tokenizer(CHATML)`.
@@ -98,7 +98,9 @@ class AgentLoopConformance(PluginConformance):
     def draw(
         self, n: int = 3, *, indices: Sequence[int] = (0,), tokens: int = 4096
     ) -> list[Sample]:
-        """Run n episodes per prompt concurrently, with a policy whose turns are `turns`, and return their samples.
+        """Run n episodes per prompt concurrently and return their samples.
+
+        The policy is scripted: its turns have the texts of the suite's attribute `turns`.
 
         Args:
             n: the number of samples per prompt.

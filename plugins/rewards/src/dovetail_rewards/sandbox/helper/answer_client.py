@@ -1,4 +1,7 @@
-"""The tests' side of assert tests in two processes: sends requests to the response's process, and rebuilds values from its replies."""
+"""The tests' side of assert tests in two processes: sends requests, and rebuilds values from the replies.
+
+The other process, called the response's process, runs the code of the response.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ TEXT = "_text_"
 
 
 class TestsError(Exception):
-    """The tests can't run in a separate process."""
+    """The tests can't run in another process than the response's code."""
 
 
 class AnswerLostError(BaseException):
-    """The response's process has ended, or sent an invalid reply."""
+    """The process that runs the response's code has ended or sent an invalid reply, so that it can't answer the tests any more."""
 
 
 def refusal(error: BaseException) -> dict[str, str]:
@@ -57,21 +60,27 @@ class AnswerClient:
         self._copies: list[tuple[Any, Any, Any, Any]] = []
         self._given = False
         self.lost = False
-        """Whether the response's process has ended. The running test then fails, even if it caught the exception."""
+        """Whether the response's process has ended or sent an invalid reply. The running test then fails, even if it caught AnswerLostError."""
         self.refused = ""
-        """Why an operation on the response's values was refused. The running test then fails, even if it caught the exception."""
+        """Why an operation on the response's values was refused; empty if none was. The running test then fails, even if it caught
+        NotPlainError."""
         self.stops = False
         """Whether the running test mentions StopIteration."""
         self.fault = ""
-        """Why the tests can't run in a separate process. There is then no score, even if a test caught the exception."""
+        """Why the tests can't run in a separate process; empty if they can. There is then no score, even if a test caught TestsError."""
 
     def ask(self, what: str, /, *args: object, **named: object) -> Any:
         """Return the result of an operation that the response's process performs on its own objects and on plain data.
 
+        Args:
+            what: the operation, such as `call` or `getattr`.
+            args: the operation's positional arguments, starting with the object on which it is performed.
+            named: the operation's keyword arguments.
+
         Raises:
             TestsError: an argument is too long, or is not plain data.
             NotPlainError: a value of the response has a cycle, is nested too deeply, or is too long.
-            AnswerLostError: no reply arrived.
+            AnswerLostError: no valid reply arrived.
             BaseException: the operation raised an exception, which is recreated with the same type name and arguments.
         """
         if what != "change":
@@ -133,7 +142,7 @@ class AnswerClient:
         return TestsError(why)
 
     def resolve(self, name: str, namespace: dict[str, Any]) -> None:
-        """Put the object that the response's module holds under this name, if any, into a namespace.
+        """Add the object that has this name in the response's module, if any, to a namespace.
 
         A module or object that the response imported is imported in this process instead of being copied. A module under another name
         than its own or a usual alias (`np`, `pd`) is left out.
@@ -173,7 +182,7 @@ class AnswerClient:
 
         Raises:
             TestsError: the request is too long.
-            AnswerLostError: no reply arrived.
+            AnswerLostError: no valid reply arrived.
         """
         if self.lost:
             raise AnswerLostError
@@ -205,7 +214,7 @@ class AnswerClient:
         return decode(data, self._kept)
 
     def _kept(self, key: int | str, name: str) -> object:
-        """Return a proxy of a response's object, or an object that the tests sent; the response can't name any other object."""
+        """Return a proxy of an object of the response, or an object that the tests sent; a reply can't refer to any other object."""
         if isinstance(key, str):
             return self._sent[key, name]
         return AnswerObject(self, int(key), str(name))
@@ -252,7 +261,11 @@ class AnswerClient:
 
 
 class _Reading:
-    """Context in which a reply is read: if the reply is malformed, whatever error that raises, the response's process counts as lost."""
+    """Context manager for reading a reply.
+
+    TestsError and NotPlainError pass. RecursionError becomes NotPlainError, since a value is nested too deeply. Any other error shows that the
+    reply is malformed: the response's process then counts as lost, and AnswerLostError is raised.
+    """
 
     def __init__(self, client: AnswerClient) -> None:
         self._client = client

@@ -61,7 +61,13 @@ def open_to_all(paths: list[str]) -> bool:
 def confine(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> None:
-    """Confine this process irrevocably. Only the working directory is writable.
+    """Confine this process irrevocably; it can then write only in its working directory.
+
+    Args:
+        setup: the helper's set-up.
+        request: the request, with the limits.
+        user: the private user id under which the process continues; None keeps its user id.
+        readable: the paths that the process may read.
 
     Raises:
         OSError: the kernel refused a step; the program must not run.

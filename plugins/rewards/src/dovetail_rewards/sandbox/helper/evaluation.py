@@ -1,7 +1,7 @@
-"""Assert tests in two processes: the response's process evaluates calls, the tests' process compares. They exchange only plain data.
+"""Assert tests in two processes: the response's process runs the response's code, the tests' process compares its results.
 
-The response's process runs `run_answer`, the tests' process `run_tests`. A value that is not plain data stays in the
-response's process. The tests get an `AnswerObject` in its place, which refuses comparisons, so that no `__eq__` of the
+The response's process runs `run_answer`, the tests' process `run_tests`. They exchange only plain data. A value that is not plain data
+stays in the response's process. The tests get an `AnswerObject` in its place, which refuses comparisons, so that no `__eq__` of the
 response decides a test.
 """
 
@@ -179,9 +179,10 @@ def _module() -> types.ModuleType:
 
 
 def run_tests(task: Mapping[str, Any]) -> None:
-    """Run `prelude`, then each test in `cases`; print one line of JSON per test: `held` with the token if it passed, else `error`.
+    """Run the task's `prelude`, then each test in `cases`, and print one line of JSON per test.
 
-    The tests can use those objects of the response that `names` lists.
+    The line of a test that passed has the task's `token` under `held`; otherwise it has `error`, or `fault` if the tests can't run in a
+    separate process. The tests can use those objects of the response that the task's `names` lists.
     """
     channel = MessageSocket()
     told = os.dup(1)
@@ -217,7 +218,7 @@ def run_tests(task: Mapping[str, Any]) -> None:
 def _outcome(
     test: str, namespace: dict[str, Any], token: str, client: AnswerClient
 ) -> dict[str, str]:
-    """Run a test and return its outcome. A refusal of the client fails the test, even if the test caught the exception."""
+    """Run a test and return its outcome. If the client refused an operation, the test fails, even if it caught the exception."""
     outcome = {"held": token}
     client.refused, client.stops = "", "StopIteration" in test
     try:

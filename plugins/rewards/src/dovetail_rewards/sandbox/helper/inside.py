@@ -33,7 +33,7 @@ def place(descriptors: list[int]) -> None:
 def first_process(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> NoReturn:
-    """Start the program, wait for it, and report its exit status; the program's other processes are killed afterwards."""
+    """Start the program, wait for it, and report its exit status. Processes that the program has left are then killed."""
     try:
         pid = os.fork()
     except OSError as error:

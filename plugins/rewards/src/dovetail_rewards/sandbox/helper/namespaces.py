@@ -33,7 +33,13 @@ def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
 
 
 def enter_run(procfs: int, disk: int, user: int | None) -> None:
-    """Enter new namespaces for one program, with empty writable folders; the next child is the first process in the namespaces."""
+    """Enter new namespaces for one program, with empty writable folders. The next child is their first process.
+
+    Args:
+        procfs: a descriptor of /proc.
+        disk: the size limit of the folders in bytes.
+        user: the user id that owns the folders; None enters a user namespace and takes this process's user id.
+    """
     if user is None:
         _enter_user_namespace(procfs)
     sc.unshare(_PER_RUN)

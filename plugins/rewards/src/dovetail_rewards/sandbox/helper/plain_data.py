@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MAX_MESSAGE_BYTES = 8 << 20
-"""Maximum size of one message, in bytes; a response's process that sends more is abandoned."""
+"""Maximum size of one message, in bytes. A response's process that sends a larger one counts as lost."""
 _ARRAY_KINDS = "biufcSUmM"
 """Kinds of dtypes that can be sent as bytes: numbers, texts and times, but not objects."""
 _SCALARS = (str, int, float)

@@ -204,7 +204,7 @@ class _Program(ctypes.Structure):
 def _judgements(
     only_itself: int | None, may_fork: bool
 ) -> Iterable[tuple[str, list[_Instruction]]]:
-    """Yield name and BPF instructions of each call that is allowed or refused by an argument; every body ends in a return."""
+    """Yield each system call that an argument allows or refuses: its name, and its BPF instructions, which end with a return."""
     # A filter can't read the flags of clone3, which are behind a pointer. With ENOSYS, libraries fall back to clone.
     yield "clone3", [(_RETURN, 0, 0, _ENOSYS)]
     new = [(_BITS, 0, 1, ANY_NEW), (_RETURN, 0, 0, _EPERM)]

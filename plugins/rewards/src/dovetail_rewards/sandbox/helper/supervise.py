@@ -17,7 +17,7 @@ _FIRST_TICK, _LAST_TICK = 0.01, 0.05
 
 
 class Supervisor:
-    """Runs one program in a separate process, from the arrival of its request to the report.
+    """Runs one program in a separate process: starts the program, enforces its limits, kills what it leaves, and reports its end.
 
     Args:
         setup: the helper's set-up.
@@ -86,7 +86,7 @@ class Supervisor:
             report["cpu_s"], report["peak_memory"] = watched.cpu_s, watched.peak
 
     def _first_process(self, outgoing: int) -> NoReturn:
-        """Set up descriptors and directory of the forked child, and start the program."""
+        """Set up descriptors and working directory of this forked child, and start the program."""
         try:
             sc.prctl(sc.SET_PDEATHSIG, signal.SIGKILL)
             os.chdir(self._directory or "/")

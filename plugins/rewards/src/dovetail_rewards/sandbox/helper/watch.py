@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PREFIX = "dovetail-sandbox-"
 _STARVED = 10
-"""Multiple of the wall-clock limit after which a run that waits for a core is ended, as a failure of the machine."""
+"""Multiple of the wall-clock limit after which a run is ended that waited for a core; this counts as a failure of the machine."""
 MOST_FILES = 10_000
 """Maximum number of files and directories of one run."""
 
@@ -32,7 +32,7 @@ class Watch:
 
     Args:
         request: the request, with its limits.
-        procfs: a descriptor of /proc as the supervisor's process namespace sees it.
+        procfs: a descriptor of the /proc that shows the supervisor's process namespace.
         disk: the directory whose size is limited; None if the kernel limits the size.
         box: the in-memory file system whose files are counted; None if the kernel limits their number.
     """
@@ -74,7 +74,7 @@ class Watch:
         return "disk" if files > MOST_FILES or self._disk_is_full() else None
 
     def _disk_is_full(self) -> bool:
-        """Return whether the directory exceeds its size limit; the scans take at most a tenth of the time."""
+        """Return whether the directory exceeds its size limit. Scans are so rare that they take at most a tenth of the time."""
         if self._disk is None or time.monotonic() < self._next_scan:
             return False
         began = time.monotonic()
@@ -97,7 +97,7 @@ class Watch:
         return found.f_files - found.f_ffree
 
     def _figures(self, pid: int) -> tuple[float, int, float]:
-        """Return a process's CPU seconds with those of its dead children, memory in bytes, and seconds spent waiting for a core."""
+        """Return a process's CPU seconds, including its dead children's, its memory in bytes, and its seconds of waiting for a core."""
         try:
             fields = _read(self._procfs, f"{pid}/stat").rpartition(")")[2].split()
         except OSError:
@@ -115,7 +115,7 @@ def cpu_of_children() -> float:
 
 
 def descendants(procfs: int, pid: int) -> Iterator[int]:
-    """Yield the process ids of all descendants of a process."""
+    """Yield the process ids of all descendants of process `pid`; `procfs` is a descriptor of /proc."""
     try:
         threads = os.listdir(task := os.open(f"{pid}/task", os.O_RDONLY, dir_fd=procfs))
         os.close(task)
@@ -145,7 +145,7 @@ def occupied(directory: str) -> int:
 
 
 def held(procfs: int, pids: Iterator[int]) -> int:
-    """Return the bytes of deleted files that these processes hold open, as far as this user has permission to see them."""
+    """Return the bytes of deleted files that these processes hold open and that this user may see; `procfs` is a descriptor of /proc."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         for number in _descriptors(procfs, pid):
@@ -186,9 +186,10 @@ def end_all(procfs: int) -> None:
 
 
 def make_directory(base: str) -> tuple[str, int]:
-    """Create a temporary directory below `base`, and return its path and a descriptor that holds its lock.
+    """Create and lock a temporary directory below `base`; return its path, and a descriptor that holds the lock.
 
-    The kernel releases the lock when this process and its children end, even if killed. `remove_stale` then removes the directory.
+    The kernel releases the lock when this process and its children have ended, even if they were killed. `remove_stale` then removes the
+    directory.
     """
     while True:
         directory = tempfile.mkdtemp(prefix=_PREFIX, dir=base)
@@ -202,7 +203,14 @@ def make_directory(base: str) -> tuple[str, int]:
 
 
 def remove_stale(base: str, procfs: int) -> None:
-    """Remove the temporary directories of killed supervisors, if this user has permission."""
+    """Remove the temporary directories that killed supervisors left in `base`. A supervisor is the process that watches one program.
+
+    A directory whose supervisor still runs is locked, and is not removed; nor is one that this user may not remove.
+
+    Args:
+        base: the directory that contains the temporary directories.
+        procfs: a descriptor of /proc.
+    """
     for name in os.listdir(base):
         if re.fullmatch(f"{_PREFIX}[a-z0-9_]{{8}}", name):  # the names that mkdtemp generates
             with contextlib.suppress(OSError):
@@ -215,7 +223,7 @@ def remove_stale(base: str, procfs: int) -> None:
 
 
 def remove(directory: str, top: int, procfs: int) -> None:
-    """Remove a directory and everything below it, at any depth and with any modes; no link is followed.
+    """Remove a directory and everything below it, at any depth and with any file modes, without following links.
 
     Every nested directory is first moved up to the top under a random name, so that paths stay short and no descriptor per level is
     needed. The names are drawn after all programs have ended, so that no program could take a name before.
