@@ -111,11 +111,14 @@ class Supervised:
         """Whether another process than that before trains now."""
         return self.driver not in (None, before)
 
-    def has_passed(self, step: int) -> bool:
-        """Whether the process that trains now has done a step after this one, and after those that the run has started with."""
+    def has_passed(self, step: int, ended: psutil.Process | None) -> bool:
+        """Whether a process other than `ended` trains, and has done a step after this one and after those that it started with."""
         driver, metrics = self.driver, self.run / "metrics.jsonl"
+        # A run that a kill ends may log one more step.
+        if driver in (None, ended) or not metrics.exists():
+            return False
         # Until it has read its checkpoint, rows of steps that it is to repeat are still there.
-        if driver is None or not metrics.exists() or metrics.stat().st_mtime < driver.create_time():
+        if metrics.stat().st_mtime < driver.create_time():
             return False
         restarts = self.run / "restarts.jsonl"
         begun = [int(row["from_step"]) for row in lines_of(restarts)] if restarts.exists() else []
@@ -182,7 +185,7 @@ def test_a_supervised_run_on_two_machines_that_is_killed_ten_times_ends_as_one_t
     chance.shuffle(victims)
     run = Supervised([*command, "experiment=killed"], runs / "killed", config.parent / "killed.txt")
     with closing(run):
-        before, at_start = None, False
+        before, ended, at_start = None, None, False
         reached = 0
         for victim in victims:
             # Two starts in a row that are cut short end a run: see docs/long-runs.md.
@@ -191,11 +194,13 @@ def test_a_supervised_run_on_two_machines_that_is_killed_ten_times_ends_as_one_t
                 run.until(partial(run.started_after, before))
                 time.sleep(chance.uniform(0, start))
             else:
-                run.until(partial(run.has_passed, reached))
+                run.until(partial(run.has_passed, reached, ended))
                 time.sleep(chance.uniform(0, max(steps)))
             before, reached = run.driver, run.step
+            # A replica is started again, and the run goes on.
+            ended = before if victim != "replica" else None
             run.kill(victim, machines, chance)
-            # A replica is started again, and the run goes on; the node of a raylet may cut the next start short by itself.
+            # The node of a raylet may cut the next start short by itself.
             if victim in ("replica", "raylet"):
                 before = None
         assert run.supervisor.wait(2 * WAIT) == 0, run.output.read_text()[-6000:]
