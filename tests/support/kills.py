@@ -57,9 +57,10 @@ POINTS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 _OF_THE_SITTING = re.compile(
     r"time$|(time|perf|weight_check|weight_sync)/|.*/(rss_bytes|max_memory_\w+|restarts)$|.*_seconds$"
+    r"|rollout/(generated|prefill)_tokens$"
 )
 """Metrics that tell how long this process took, what memory it used, of its own checks of weights that it sent, and of replicas that it
-started again: the process that a test kills may be one."""
+started again: the process that a test kills may be one. A replica that is killed takes its counters of tokens along."""
 
 
 def left_by(run: Path) -> dict[str, str]:
