@@ -197,7 +197,7 @@ def test_a_supervised_run_on_two_machines_that_is_killed_ten_times_ends_as_one_t
                 run.until(partial(run.has_passed, reached, ended))
                 time.sleep(chance.uniform(0, max(steps)))
             before, reached = run.driver, run.step
-            # A replica is started again, and the run goes on.
+            # A killed replica is restarted, without ending the run.
             ended = before if victim != "replica" else None
             run.kill(victim, machines, chance)
             # The node of a raylet may cut the next start short by itself.

@@ -1,4 +1,4 @@
-"""Presets in the wrong place, and misspelt values: what a person who writes them is told."""
+"""Errors for presets in the wrong place and for misspelt values."""
 
 from __future__ import annotations
 

@@ -55,14 +55,16 @@ def test_time_counts_from_the_end_of_the_turn_and_the_processes_start_before(
     backend.close()
 
 
+@pytest.mark.parametrize("after", [0.0, 3.0])
 def test_a_start_that_hangs_ends_with_its_processes_and_its_thread(
-    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, after: float
 ) -> None:
     bystander = _sleeper("EngineCore")
     engines: list[BaseProcess] = []
 
     async def make(*_: Any) -> None:
-        """Wait for the engine's process in the event loop's thread, as vLLM does."""
+        """Wait for the engine's process, which starts after `after` seconds, in the event loop's thread, as vLLM does."""
+        time.sleep(after)
         engines.append(_sleeper("EngineCore"))
         engines[0].join()
         raise RuntimeError("Engine core initialization failed")

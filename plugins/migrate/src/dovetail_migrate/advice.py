@@ -67,7 +67,7 @@ def kl_advice(key: str, value: str) -> str | None:
     if section not in _KL:
         return None
     ours = _KL_ESTIMATORS.get(value.removesuffix("+"))
-    # `+` replaces the gradient of the estimator; a penalty in the reward has no gradient, and k2 has the KL's own.
+    # `+` replaces the gradient of the estimator; a penalty in the reward has no gradient, and k2's is already that of the KL.
     if ours and value.endswith("+") and section == _KL[0] and ours != "k2":
         ours += "+"
     if section != key:

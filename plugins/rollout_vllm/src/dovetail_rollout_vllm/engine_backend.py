@@ -71,7 +71,7 @@ class EngineBackend(Backend):
                 making = self._loop.start(self._make(arguments))
                 processes = await_process(others, making, limit)
                 # Without a size in bytes, vLLM sizes the KV cache by measuring free memory, which another engine's start would change.
-                if "kv_cache_memory_bytes" in arguments:
+                if processes and "kv_cache_memory_bytes" in arguments:
                     restore()
                 # The engine's processes import packages while this process waits until the training models are loaded; the
                 # limit counts from then on.
@@ -80,7 +80,7 @@ class EngineBackend(Backend):
                 making.result(limit)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - raised again in words
                 if not making.done():
-                    end(processes)
+                    end(processes or [one for one in engine_processes() if one not in others])
                 self.close()
                 late = isinstance(error, TimeoutError)
                 cause = TimeoutError(f"not ready within {limit:g} seconds") if late else error
