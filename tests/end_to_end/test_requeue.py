@@ -69,6 +69,16 @@ def test_a_run_without_a_checkpoint_starts_from_the_beginning_and_says_so(
     assert steps(run) == [1, 2]
 
 
+def test_a_completed_run_without_a_checkpoint_is_not_repeated(begun: Path, run: Path) -> None:
+    train(begun, [LONGER, "trainer.save_last=false"])
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(RunDirectoryError, match="already holds a run") as refused:
+        train(begun, ["trainer.total_steps=3"])
+    assert "under way" not in str(refused.value)
+    assert "rm -r" in str(refused.value.hint)
+    assert steps(run) == [1, 2]
+
+
 def test_a_damaged_checkpoint_is_passed_over_for_the_newest_whole_one(
     config: Path, run: Path
 ) -> None:

@@ -41,7 +41,7 @@ from dovetail.run.training_run import TrainingRun
 from dovetail.sections import RunConfig
 from dovetail.telemetry.logging import close_logging, setup_logging
 from dovetail.telemetry.numbers import write_seconds
-from dovetail.telemetry.run_directory import RunDirectory
+from dovetail.telemetry.run_directory import RunDirectory, already_taken
 
 Announce = Callable[[LoadedConfig, Plan, Path], None]
 """A function called with the config, the plan and the run directory, before anything heavy starts."""
@@ -107,13 +107,13 @@ def train(
             say(f"the run in {path} is finished; experiment=NAME starts another run")
             return summary_of(directory)
         checkpoint = newest_whole(directory, say)
-        if finished and checkpoint is None:
-            RunDirectory.check_free(path)
-        _say_changes(changes, say)
-        checkpoint = checkpoint or checkpoint_at(loaded.config.trainer.resume)
-        if checkpoint is None:
-            say(f"{path} holds no checkpoint: the run starts from the beginning")
-        return _continue(directory, loaded, checkpoint, extras)
+        if checkpoint is not None or not finished:
+            _say_changes(changes, say)
+            checkpoint = checkpoint or checkpoint_at(loaded.config.trainer.resume)
+            if checkpoint is None:
+                say(f"{path} holds no checkpoint: the run starts from the beginning")
+            return _continue(directory, loaded, checkpoint, extras)
+    raise already_taken(path)
 
 
 def _begin(loaded: LoadedConfig, extras: _Extras) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class RunDirectory:
         except FileExistsError as error:
             if isinstance(error, RunDirectoryError):
                 raise
-            raise _already_taken(path) from None
+            raise already_taken(path) from None
         except OSError as error:
             raise _not_made(path, error.strerror or str(error)) from error
         (path / "samples").mkdir(exist_ok=True)
@@ -121,7 +121,7 @@ class RunDirectory:
         """
         system_locks()
         if (Path(path) / MARKER).exists():
-            raise _already_taken(Path(path))
+            raise already_taken(Path(path))
 
     @staticmethod
     def path_for(config: RunConfig) -> Path:
@@ -319,7 +319,8 @@ def _running(path: Path) -> RunDirectoryError:
     )
 
 
-def _already_taken(path: Path) -> RunDirectoryError:
+def already_taken(path: Path) -> RunDirectoryError:
+    """Return the error for a path that can't take a new run: a file has it, or a run that is under way or has ended."""
     if not path.is_dir():
         return RunDirectoryError(
             f"the run directory {str(path)!r} can't be created: a file has this path",
