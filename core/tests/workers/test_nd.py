@@ -7,11 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from dovetail.batch import Batch, Ragged
+from dovetail.batch.partition import token_counts
 from dovetail.dispatch import Dispatch, Mesh, Worker, nd, register
 from dovetail.errors import DispatchError
 from dovetail.interfaces import ObjectiveSpec, Plugin, PluginRef
 from dovetail.metrics import Max, Mean
 from dovetail.workers import resolve_mode
+from dovetail.workers.modes import divide
 from dovetail_sdk.testing import SimulatedGroup
 
 calm = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
@@ -151,6 +153,42 @@ def test_groups_are_never_divided(mesh, rows):
                 homes.setdefault(group, set()).add(worker.coordinates["dp"])
     assert all(len(home) == 1 for home in homes.values())
     assert homes.keys() == set(groups)
+
+
+def shares_of(batch: Batch, parts: int) -> list[Batch]:
+    workers = SimulatedGroup(Echo, Mesh({"dp": parts}))
+    assert workers.echo(batch).result().equals(batch)
+    return [worker.seen[0] for worker in workers.workers]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups", "parts", "together"),
+    [
+        ([9] * 8, [0, 0, 0, 0, 1, 1, 1, 1], 2, True),
+        ([9] * 8, [3, 5, 3, 5, 5, 3, 5, 3], 2, True),  # in any order
+        ([9, 1, 4, 6, 7, 3, 2, 8], [0, 0, 1, 1, 2, 2, 3, 3], 4, True),  # equal in sum
+        ([9] * 12, [0] * 4 + [1] * 4 + [2] * 4, 2, False),  # eight samples and four would be uneven
+        ([9] * 8, [0] * 8, 2, False),
+        ([60, 41, 50, 49], [0, 0, 1, 1], 2, True),  # 101 tokens where 100 are possible
+        ([60, 44, 50, 40], [0, 0, 1, 1], 2, False),  # 104 tokens where 100 are possible
+    ],
+)
+def test_a_group_stays_on_a_rank_where_that_is_even(lengths, groups, parts, together):
+    shares = shares_of(step(lengths, groups), parts)
+    homes = [set(share["group_id"].tolist()) for share in shares]
+    assert (sum(map(len, homes)) == len(set(groups))) is together
+
+
+@calm
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 4)), min_size=1), st.integers(1, 4))
+def test_whole_groups_make_the_heaviest_part_at_most_2_percent_heavier(rows, parts):
+    lengths, groups = [length for length, _ in rows], [group for _, group in rows]
+    batch, heaviest = step(lengths, groups), []
+    for given_batch in (batch, batch.drop(["group_id"])):
+        division = divide(given_batch, parts, "sample")
+        heaviest.append(max(token_counts(batch)[part].sum() for part in division.parts_K))
+        assert sorted(np.concatenate(division.parts_K).tolist()) == list(range(len(rows)))
+    assert heaviest[0] <= 1.02 * heaviest[1]
 
 
 @calm

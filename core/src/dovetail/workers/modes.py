@@ -189,15 +189,17 @@ class Division:
             return [batch]
         if self.spare is None:
             return [batch.take(part) for part in self.parts_K]
-        marked = batch
-        if PADDING not in batch:
-            marked = batch.with_columns({PADDING: np.zeros(len(batch), np.bool_)})
+        none = {PADDING: np.zeros(len(batch), np.bool_)}
+        marked = batch if PADDING in batch else batch.with_columns(none)
         padding = masked_copy(marked.take(self.spare))
         return [marked.take(part) if len(part) else padding for part in self.parts_K]
 
 
 def divide(batch: Batch, parts: int, unit: str) -> Division:
     """Divide a batch by token count, deterministically, without splitting a unit (a sample, pair or group).
+
+    If the unit is a sample, a group stays together nevertheless, so that a rank can compute the group's prompt once; unless the heaviest
+    part would have over 2% more tokens than it has with divided groups.
 
     Raises:
         DispatchError: there is no sample, or the batch does not consist of whole units.
@@ -208,20 +210,26 @@ def divide(batch: Batch, parts: int, unit: str) -> Division:
             hint="skip the call when every sample was filtered out or failed",
         )
     units_N, tokens_N = unit_ids(batch, unit), token_counts(batch)
-    parts_K = list(_parts(tokens_N.tobytes(), units_N.tobytes(), units_N.dtype.str, parts))
+    tokens = tokens_N.tobytes()
+    heaviest, parts_K = _parts(tokens, units_N.tobytes(), parts)
+    if unit == "sample" and UNIT_COLUMNS["group"] in batch:
+        of_groups, groups_K = _parts(tokens, unit_ids(batch, "group").tobytes(), parts)
+        parts_K = groups_K if of_groups <= 1.02 * heaviest else parts_K
     spare = None if all(map(len, parts_K)) else _lightest(units_N, tokens_N)
-    return Division(parts_K=parts_K, spare=spare)
+    return Division(parts_K=list(parts_K), spare=spare)
 
 
-@lru_cache(maxsize=8)
-def _parts(tokens_N: bytes, units_N: bytes, units_dtype: str, parts: int) -> tuple[np.ndarray, ...]:
-    """Return the partition, cached because every pass of a step divides the same batch, and read-only because callers share it."""
-    divided = balanced_partition(
-        np.frombuffer(tokens_N, np.int64), parts, np.frombuffer(units_N, units_dtype)
-    )
+@lru_cache(maxsize=16)
+def _parts(tokens: bytes, units: bytes, parts: int) -> tuple[int, tuple[np.ndarray, ...]]:
+    """Return the tokens of the heaviest part, and the partition.
+
+    The partition is cached because every pass of a step divides the same batch, and read-only because callers share it.
+    """
+    tokens_N = np.frombuffer(tokens, np.int64)
+    divided = balanced_partition(tokens_N, parts, np.frombuffer(units, np.int64))
     for rows in divided:
         rows.flags.writeable = False
-    return tuple(divided)
+    return max(int(tokens_N[rows].sum()) for rows in divided), tuple(divided)
 
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:
@@ -236,7 +244,7 @@ def unit_ids(batch: Batch, unit: str) -> np.ndarray:
             raise DispatchError(
                 f"unit {unit!r} needs the column {column!r}; the batch has {', '.join(batch.names)}"
             )
-        return np.asarray(batch[column])
+        return np.asarray(batch[column], np.int64)
     return np.arange(len(batch))
 
 
@@ -287,8 +295,6 @@ def _collected(results: list[Any], division: Division) -> Any:
 def _kind(result: object) -> str:
     if result is None:
         return "None"
-    if isinstance(result, Batch):
-        return "Batch"
     if isinstance(result, Mapping) and all(hasattr(value, "merge") for value in result.values()):
         return "metrics"
     return "tuple" if type(result) is tuple else type(result).__name__
