@@ -89,8 +89,10 @@ class Sharding:
     def before_backward(self, *, last: bool) -> None:
         """Set up communication for the backward pass of the next micro-batch; `last` marks the last micro-batch of an update."""
         root = cast("FSDPModule", self._sharded())
-        root.set_requires_gradient_sync(last or self._config.reduce_gradients != "once")
-        root.set_is_last_backward(last)
+        reduces = last or self._config.reduce_gradients != "once"
+        root.set_requires_gradient_sync(reduces)
+        # It then waits for the last reduction and frees its input, the whole gradient of the embeddings and the output layer.
+        root.set_is_last_backward(reduces)
         if not self._reshards:
             # Weights do not change before the optimizer's step, so that gathered weights stay until the last backward pass.
             root.set_reshard_after_backward(last)
