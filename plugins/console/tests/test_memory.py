@@ -242,6 +242,26 @@ def test_a_rank_holds_its_share(path: Path) -> None:
     assert found["rollout weights"] == 2 * BASE // 2
 
 
+@pytest.mark.parametrize(
+    ("prompts", "tokens"),
+    [
+        (6, 2 * (6 + 2 * 4)),  # two prompts a rank, with both of their responses
+        (4, 3 * (6 + 4)),  # eight responses over three ranks: three of them, to three prompts
+    ],
+)
+def test_a_rank_has_whole_groups_where_their_number_allows_it(
+    path: Path, prompts: int, tokens: int
+) -> None:
+    plan = planned(
+        path,
+        "runtime={name: ray, gpus_per_node: 3}",
+        f"data.train_batch_size={prompts}",
+        "actor.engine={name: fsdp2, gradient_checkpointing: true, share_prompts: always}",
+    )
+    parts = estimate_memory(plan).phases["update of actor"]
+    assert parts["actor activations"] == tokens * LAYERS * HIDDEN * 2
+
+
 def test_pools_apart_are_not_added_up(path: Path) -> None:
     pools = "runtime={name: ray, pools: {one: {roles: [actor], gpus_per_node: 1}, two: {roles: [rollout], gpus_per_node: 1}}}"
     assert {what.split()[0] for what in memory(path, pools)} == {"actor"}

@@ -163,13 +163,19 @@ def _working(plan: Plan, role: ModelRole, measured: Measured) -> WorkingMemory |
         "actor": counts.prompts_per_mini_batch,
         "critic": counts.critic_prompts_per_mini_batch,
     }.get(role.role, counts.prompts_per_step)
+    unit = "sample" if role.objective is None else role.objective.unit
+    parts, responses = role.mesh.axis_size("dp"), counts.of.samples
+    if unit == "sample" and prompts % parts:
+        # Groups are divided among the ranks then, so that a rank has fewer responses to more prompts.
+        prompts, responses = prompts * responses, -(-responses // parts)
+        prompts = -(-prompts // responses)
     size = UpdateSize(
-        prompts=-(-prompts // role.mesh.axis_size("dp")),
-        responses=counts.of.samples,
+        prompts=-(-prompts // parts),
+        responses=responses,
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         budget=role.training.max_tokens_per_micro_batch,
-        unit="sample" if role.objective is None else role.objective.unit,
+        unit=unit,
     )
     section, trained, ranks = config.model_section(role.role), role.trained, role.mesh.size
     question = repr((role.engine, section, role.head, trained, ranks, size))
