@@ -207,7 +207,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--entropy", type=float, default=0.0, help="coefficient; 0 asks for none")
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--partition", choices=("balanced", "arrival"), default="balanced")
+    parser.add_argument(
+        "--partition", choices=("balanced", "divided", "arrival"), default="balanced"
+    )
     parser.add_argument("--updates", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--peak-tflops", type=float, default=790.0, help="of one device")

@@ -68,6 +68,7 @@ def make_batch(args: argparse.Namespace) -> Any:
     mask = Ragged.from_list([np.ones(n, bool) for n in lengths_N], dtype=bool)
     return Batch(
         {
+            "group_id": np.arange(args.samples) // args.responses_a_prompt,
             "prompt_ids": Ragged.from_list(
                 [prompts[i // args.responses_a_prompt] for i in range(args.samples)], dtype=np.int64
             ),
@@ -80,11 +81,13 @@ def make_batch(args: argparse.Namespace) -> Any:
 
 
 def shares(batch: Any, ranks: int, partition: str) -> list[Any]:
-    """A batch for each rank: balanced by tokens as dispatch does it, or cut in the order of arrival."""
+    """A batch for each rank: balanced by tokens as dispatch does it, with divided groups, or cut in the order of arrival."""
     from dovetail.workers.modes import divide
 
     if partition == "balanced":
         return divide(batch, ranks, "sample").shares(batch)
+    if partition == "divided":
+        return divide(batch.drop(["group_id"]), ranks, "sample").shares(batch)
     return [batch.take(rows) for rows in np.array_split(np.arange(len(batch)), ranks)]
 
 
