@@ -17,6 +17,8 @@ NGRAM = 4
 """The length in tokens of an n-gram whose repetition counts as repeated text."""
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd multiplier, 2^64 divided by the golden ratio, that hashes n-grams of tokens to 64 bits with hardly any collision."""
+_HASH_BITS = np.uint64(44)
+"""The bits of an n-gram's hash that are compared; the number of the response is in the bits above."""
 
 
 def rollout_metrics(
@@ -112,19 +114,20 @@ def repeated_shares(responses: Sequence[Int[np.ndarray, "T"]]) -> Float[np.ndarr
         responses: N responses, N > 0, int64 [T] each.
     """
     ids = np.concatenate(responses).astype(np.uint64)
-    of_token = np.repeat(np.arange(len(responses)), [len(ids_T) for ids_T in responses])
+    lengths = [len(ids_T) for ids_T in responses]
+    of_token = np.repeat(np.arange(len(responses), dtype=np.uint64), lengths)
     count = max(len(ids) - NGRAM + 1, 0)
     runs = np.zeros(count, np.uint64)
     for offset in range(NGRAM):
         runs = (runs + ids[offset : offset + count] + np.uint64(1)) * _MIX
         runs ^= runs >> np.uint64(29)
     within = of_token[:count] == of_token[NGRAM - 1 :]
-    numbers, runs = of_token[:count][within], runs[within]
-    order = np.lexsort((runs, numbers))
-    numbers, runs = numbers[order], runs[order]
-    again = (numbers[1:] == numbers[:-1]) & (runs[1:] == runs[:-1])
-    total_N = np.bincount(numbers, minlength=len(responses))
-    distinct_N = total_N - np.bincount(numbers[1:][again], minlength=len(responses))
+    # Keys of 64 bits are sorted several times as fast as pairs of a response and an n-gram.
+    keys = np.sort((of_token[:count] << _HASH_BITS | runs >> (np.uint64(64) - _HASH_BITS))[within])
+    number_of_key = (keys >> _HASH_BITS).astype(np.int64)
+    total_N = np.bincount(number_of_key, minlength=len(responses))
+    again = number_of_key[1:][keys[1:] == keys[:-1]]
+    distinct_N = total_N - np.bincount(again, minlength=len(responses))
     return np.where(total_N > 0, 1.0 - distinct_N / np.maximum(total_N, 1), 0.0)
 
 
