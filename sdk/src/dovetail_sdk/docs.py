@@ -55,7 +55,7 @@ def pages(projects: Iterable[Project]) -> dict[str, str]:
 
 
 def write(projects: Iterable[Project], output: Path) -> int:
-    """Write every page below `output`, remove earlier pages of other plugins, and return the number of pages written.
+    """Write every page below `output`, remove generated pages of plugins that are not in `projects`, and return the number of pages written.
 
     Files in `output` that were not generated are kept. For errors see `pages`.
     """

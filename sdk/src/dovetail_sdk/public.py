@@ -54,7 +54,7 @@ def public_names() -> dict[str, frozenset[str]]:
 
 
 def private_imports(directory: Path) -> list[str]:
-    """Return a line `file:line: message` for each import of a non-public name of core or its libraries below a folder.
+    """Return a line `file:line: message` for each import, in a folder's files, of a non-public name of core or of a library of the project.
 
     Raises:
         PluginBrokenError: a file is not Python.

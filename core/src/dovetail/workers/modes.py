@@ -198,8 +198,8 @@ class Division:
 def divide(batch: Batch, parts: int, unit: str) -> Division:
     """Divide a batch by token count, deterministically, without splitting a unit (a sample, pair or group).
 
-    If the unit is a sample, a group stays together nevertheless, so that a rank can compute the group's prompt once; unless the heaviest
-    part would have over 2% more tokens than it has with divided groups.
+    If the unit is a sample, groups are still kept whole, so that a rank computes a group's prompt once. They are divided only if the
+    heaviest part would otherwise have over 2% more tokens.
 
     Raises:
         DispatchError: there is no sample, or the batch does not consist of whole units.

@@ -22,9 +22,7 @@ class Closing:
     tail: tuple[int, ...]
     """Tokens that the chat template writes after a response that is trained on."""
     added: int
-    """The number of tokens at the end of a trained response that the template does not write, such as an end-of-turn token that
-    `TurnEnds` adds.
-    """
+    """How many of a trained response's last tokens were added after the template, such as an end-of-turn token that `TurnEnds` adds."""
     token: int
     """The token that is appended to the response, and at which the model is trained: its output at this token rates all text before it.
     """

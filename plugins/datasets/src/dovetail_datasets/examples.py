@@ -250,7 +250,7 @@ class ExampleMaker:
         return encoder.tokenizer, text
 
     def _marked(self, answer: TrainedResponse) -> TrainedResponse:
-        """Return an answer with the mask of its own image placeholders."""
+        """Return an answer with a mask of the image placeholders that the template wrote into it, which are not trained on."""
         stands_T = (answer.ids == self._images.image_token) & ~answer.mask
         return attrs.evolve(answer, image_mask=stands_T) if stands_T.any() else answer
 

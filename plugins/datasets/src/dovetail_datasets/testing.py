@@ -41,8 +41,8 @@ class DataRecipeConformance(PluginConformance):
         pq.write_table(pa.Table.from_pylist([*rows]), path)
 
     def file_of(self, split: Split) -> str:
-        """Return the name of a split's file below the repository: the `*` of its pattern becomes `part`, and `.parquet` is added to a
-        name without an ending.
+        """Return the path of the split's file in the suite's copy of the repository: the split's pattern with `part` for `*`, and with
+        `.parquet` if it has no extension.
         """
         name = self.make().patterns()[split].replace("*", "part")
         return name if Path(name).suffix else f"{name}.parquet"

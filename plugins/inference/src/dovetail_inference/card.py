@@ -124,7 +124,10 @@ def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str
 def _serve_lines(
     run: RunDirectory, directory: Path, base: str, rank: int | None, lock: Mapping[str, Any]
 ) -> list[str]:
-    """Return the commands of vLLM and SGLang that serve the model in `DIR`, with the run's tool parser; for an adapter, with `base`."""
+    """Return the commands by which vLLM and SGLang serve the exported model, whose path is written as `DIR`, with the run's tool parser.
+
+    If `rank` is given, the export is an adapter of that rank, served on top of the model `base`.
+    """
     name = shlex.quote(run.path.name)
     vllm = f"vllm serve DIR --served-model-name {name}"
     sglang = f"python -m sglang.launch_server --model-path DIR --served-model-name {name}"

@@ -213,7 +213,7 @@ def _headline(
 
 
 def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return further figures as (label, text)."""
+    """Return the run's figures beside the headline, such as steps, training time and seed, as (label, text)."""
     steps = summary.get("steps")
     total = summary.get("total_steps")
     known = [("Steps", f"{steps} of {total}" if total and total != steps else str(steps))]

@@ -36,7 +36,7 @@ class Adapters:
         self._manager = manager
 
     def refuse_none(self, manifest: WeightManifest) -> None:
-        """Check that the server was started with support for adapters; called before an adapter is received.
+        """Check, before an adapter is received, that the server was started with support for adapters and that the manifest describes one.
 
         Raises:
             WeightSyncError: the server was started without support for adapters, or the manifest describes no adapter.

@@ -12,7 +12,8 @@ from dovetail_serving import LOOPBACK
 class MetricsEndpoint:
     """Serves `/metrics` on the loopback interface until closed.
 
-    A process can have one endpoint: vLLM counts all engines of a process in one registry, where a new engine replaces the previous engine.
+    A process can have one endpoint: vLLM has one registry of metrics a process, in which a new engine's metrics replace those of the
+    engine before.
 
     Args:
         port: the port to listen on.

@@ -78,9 +78,14 @@ def sample_name(request: RolloutRequest, number: int) -> str:
 def missing_parts(
     request: RolloutRequest, names: Sequence[str], group: Group
 ) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """Return the requests for the samples that have not arrived, each with the numbers of its samples.
+    """Return requests for the samples of a group that have not arrived, each with the indices of its samples in the group.
 
     One request is for all samples without a token. Each interrupted response has a request that continues its tokens.
+
+    Args:
+        request: the request for the whole group.
+        names: the ids of the group's samples.
+        group: the samples that have arrived, and the responses that were interrupted.
     """
     left = [number for number, name in enumerate(names) if name not in group.arrived]
     begin = [number for number in left if names[number] not in group.cut]

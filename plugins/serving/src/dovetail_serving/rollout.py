@@ -1,4 +1,4 @@
-"""ServingRollout: a rollout replica on a serving engine, with its samples, interruptions by weight updates, refusals, and sleep."""
+"""ServingRollout: a rollout replica on a serving engine: running samples, their interruption by weight updates, refused requests, sleep."""
 
 from __future__ import annotations
 

@@ -171,6 +171,6 @@ def _whole_name(local: str, network: Network) -> str:
 
 
 def _experts_here(network: Network) -> int:
-    """Return the number of this rank's first expert."""
+    """Return the index, among all experts of a layer, of the first expert that this rank holds."""
     experts = int(network.architecture.transformer.num_moe_experts or 0)
     return experts // network.parallel.ep * network.parallel.ep_rank

@@ -115,8 +115,8 @@ class ImagePrompts:
         """Expand the placeholders of tokenised texts.
 
         Args:
-            answers: each text's token ids in parts, with one placeholder for each image.
-            pictures: PIL images, in the order in which each of the texts shows them.
+            answers: for each text, the token ids of its parts (such as prompt and response), in which one token stands for each image.
+            pictures: PIL images; every text shows all of them, in this order.
 
         Returns:
             The token ids, with every placeholder repeated to its image's number of tokens.

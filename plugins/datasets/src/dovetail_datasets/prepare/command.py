@@ -80,10 +80,17 @@ def prepare(
 def _prepared(
     recipe: DataRecipe, folder: Path | None, revision: str | None, output: Path, command: str
 ) -> WrittenSplits:
-    """Write files and card into a folder, which is created only when both are complete.
+    """Write the prepared files and their card to `output`, which appears only when both are complete.
+
+    Args:
+        recipe: the recipe of the dataset.
+        folder: the folder with the dataset's files; by default they are downloaded.
+        revision: the revision to download.
+        output: the folder to create.
+        command: the command to name on the card.
 
     Raises:
-        DataError: the folder already exists; and see `download` and `RecipeWriter.write`.
+        DataError: `output` already exists; and see `download` and `RecipeWriter.write`.
     """
     from dovetail.errors import DataError
     from dovetail_datasets.prepare.card import Origin, card

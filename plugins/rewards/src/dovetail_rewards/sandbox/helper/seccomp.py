@@ -127,7 +127,7 @@ JUDGED: dict[str, tuple[int | None, int | None]] = {
     "rt_sigaction": (13, 134),
     "socketpair": (53, 199),
 }
-"""System calls that are refused depending on their arguments."""
+"""System calls that are refused depending on their arguments: their numbers on x86-64 and arm64, None where the call does not exist."""
 
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
