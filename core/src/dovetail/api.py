@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from dovetail.sections import RunConfig
 
 Config = str | Path | Sequence[str | Path] | Mapping[str, Any]
-"""Config of a run: the path of a YAML file, several paths (later files win), no path if overrides give every key, or nested mappings."""
+"""Config of a run: the path of a YAML file, several paths (later files win), an empty sequence if `overrides` gives
+every key, or nested mappings."""
 Rows = Iterable[Mapping[str, Any]]
 """Rows as in a dataset file: `prompt`, and the columns that the reward reads (`data_source`, `reward_model`, `extra_info`)."""
 Reward = Callable[..., Any]
-"""A function that scores every row, with the parameters and the result of a reward file's `compute_score`."""
+"""A function that scores the responses to every row, with the parameters and the result of `RewardFunction.compute_score`."""
 
 
 def train(
@@ -170,7 +171,7 @@ def _load(
 
 
 def _written(rows: Rows, config: RunConfig, what: str) -> Path:
-    """Write rows to a file in the format of the config's dataset source, and return the path."""
+    """Write rows to a file in the config's dataset format, and return the path; `what` is the key below `data`, for errors."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     section = config.data.source
@@ -183,7 +184,10 @@ def _written(rows: Rows, config: RunConfig, what: str) -> Path:
 
 
 def _outside_event_loops(run: Callable[[StopSwitch], dict[str, Any]]) -> dict[str, Any]:
-    """Call `run`; in a new thread if this one runs an event loop, as in a notebook: generation starts event loops of its own."""
+    """Call `run` in this thread, or in a new one if this thread already runs an event loop, as a notebook's does.
+
+    Generation starts an event loop, which a thread that already runs one does not allow.
+    """
     from dovetail.run.interrupt import StopSwitch
 
     stop = StopSwitch()

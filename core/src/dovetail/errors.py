@@ -110,7 +110,9 @@ class ColumnError(DovetailError, ValueError):
 
 
 class NumericsError(DovetailError, ArithmeticError):
-    """A number, a loss or a gradient is not finite; the weights were left as they were.
+    """A value, a loss or a gradient is not finite, or rollout and trainer differ by more than the config allows.
+
+    No optimizer step was taken with these values.
 
     Attributes:
         sample_ids: ids of the samples that caused the error, as far as known.
@@ -210,7 +212,7 @@ class ReceiverError(WeightSyncError):
 
 
 class CalledOffError(ReceiverError):
-    """A weight update was cancelled before its first byte, because a rollout engine will not connect. The others are unchanged."""
+    """A weight update was cancelled before its first byte: a rollout engine will not connect. The other engines keep their weights."""
 
 
 class CheckpointError(DovetailError, OSError):

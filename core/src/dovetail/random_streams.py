@@ -45,7 +45,7 @@ def torch_seeded(seed: int, *name: str | int) -> Iterator[None]:
 
 @attrs.frozen(kw_only=True)
 class SampleStream:
-    """The name of one sample's random stream; the token offset counts within the stream."""
+    """The name of the random stream for one turn of a sample, and the token offset at which a request begins to draw from the stream."""
 
     seed: int
     """The run's seed."""
@@ -53,9 +53,9 @@ class SampleStream:
     """Purpose of the sample: `train`, `validation`, `baseline`, …"""
     epoch: int = 0
     prompt: int = 0
-    """The prompt's row in the dataset."""
+    """Index of the prompt's row in the dataset."""
     sample: int = 0
-    """Number of the sample among the prompt's samples."""
+    """Index of the sample among the prompt's samples."""
     attempt: int = 0
     turn: int = 0
     fork: str = ""
@@ -64,7 +64,7 @@ class SampleStream:
     """Token offset at which this request begins: 0, or the number of tokens kept from an aborted request."""
 
     def key(self) -> tuple[int, int]:
-        """Return 128 bits as two signed 64-bit integers, from BLAKE2b over the stream's name without the offset."""
+        """Return the stream's 128-bit key as two signed 64-bit integers: BLAKE2b of all fields but `offset`."""
         name = (
             f"{self.seed}/{self.purpose}/{self.epoch}/{self.prompt}/"
             f"{self.sample}/{self.attempt}/{self.turn}"

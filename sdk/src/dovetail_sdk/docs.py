@@ -1,4 +1,6 @@
-"""Docs pages of plugins, made from their manifests: one a plugin, one of all preflight rules (from their docstrings), and an index."""
+"""Docs pages of plugins, made from their manifests: one for each plugin, one for all preflight rules (from their docstrings), and an
+index.
+"""
 
 from __future__ import annotations
 

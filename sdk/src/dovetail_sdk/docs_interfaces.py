@@ -1,4 +1,6 @@
-"""Reference pages of the interfaces, made from the code: one a kind of plugin, one of the hooks, one of preflight rules, and an index."""
+"""Reference pages of the interfaces, made from the code: one for each kind of plugin, and pages on hooks, preflight rules, runs, batches
+and public names.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ _PUBLIC = """Plugins import these names from these packages, and nothing else of
 
 
 def pages() -> dict[str, str]:
-    """Return the Markdown text of the docs page of each plugin interface, without the index, by file name."""
+    """Return the Markdown text of every reference page by file name, without the index."""
     described = describe_all()
     texts = {
         f"{name}.md": _page(kind, described["interfaces"][name]) for name, kind in KINDS.items()

@@ -183,7 +183,7 @@ def _doc(cls: type[Plugin], project: Project) -> str:
 
 
 def _settings(default: PluginSection | None) -> dict[str, Any]:
-    """Return a preset's default settings; empty for plugins of other kinds."""
+    """Return `{"settings": …}` with a preset's default settings; {} for plugins of other kinds."""
     if not isinstance(default, PresetSection):
         return {}
     try:
@@ -193,7 +193,7 @@ def _settings(default: PluginSection | None) -> dict[str, Any]:
 
 
 def _facts(cls: type[Plugin], default: PluginSection | None) -> dict[str, Any]:
-    """Return further facts of a plugin for readers of a config, such as a stage's phase; empty if there are none."""
+    """Return `{"facts": …}` with what readers of a config need to know besides settings and columns, such as a stage's phase; or {}."""
     found = {key: getattr(cls, key, None) for key in ("aggregation", "action")}
     if issubclass(cls, Stage):
         found["phase"] = cls.phase
@@ -287,7 +287,10 @@ def _default_config(config: type[PluginSection], declared: Declared) -> PluginSe
 def _columns(
     cls: type[Plugin], method: Literal["requires", "provides"], default: PluginSection | None
 ) -> list[str] | None:
-    """Return the columns of `requires` or `provides` for the default config; None without one, or if the plan decides."""
+    """Return the columns of `requires` or `provides` for the default config, [] for a plugin that declares no columns.
+
+    None if there is no default config, or for a stage, whose columns depend on the plan.
+    """
     if issubclass(cls, Stage):
         return None
     if not issubclass(cls, ColumnPlugin):

@@ -1,4 +1,5 @@
-"""Public names: the names in `dovetail/__init__.pyi`, in the `__init__.pyi` of each package that it lists, and of libraries.
+"""Public names of core and of libraries: those in `dovetail/__init__.pyi`, in the `__init__.pyi` of each package that this file lists,
+and in the `__init__.pyi` of each of `LIBRARIES`.
 
 The docs page, `plugins check` and the repository's own lint read the names from this module.
 """
@@ -68,7 +69,7 @@ def private_imports(directory: Path) -> list[str]:
 
 
 def check_imports(directory: Path) -> None:
-    """Refuse a package that imports non-public names of core.
+    """Refuse a package that imports non-public names of core or of a library.
 
     Raises:
         PluginBrokenError: the package imports such names; the message lists every import.

@@ -85,17 +85,18 @@ def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _distinct(weights_U: np.ndarray) -> list[float]:
-    """Add to every weight an amount so small that it only breaks ties, in favour of equal numbers of units."""
+    """Add the same small amount to every weight, so that ties are broken in favour of parts with equal numbers of units."""
     positive = weights_U[weights_U > 0]
     smallest = min(1.0, positive.min()) if len(positive) else 1.0
     return (weights_U + smallest / (len(weights_U) + 1)).tolist()
 
 
 def _difference(weights_U: list[float], parts: int) -> list[list[int]]:
-    """Partition by largest differencing: merge the two partial solutions with the largest spreads, until one is left.
+    """Partition by largest differencing, and return the unit indices of each part that is not empty.
 
-    A merge adds heavy slots to light ones. A solution keeps only its filled slots, heaviest first. If there are many units, the heaviest
-    are first given to the lightest parts, one by one; the result is one more partial solution.
+    A partial solution is a list of (weight, unit indices), one pair for each part that has units, heaviest first. At first each unit is a
+    partial solution. The two with the largest spreads are merged until one is left. If there are very many units
+    (see `DIFFERENCED`), the heaviest are first given to the lightest parts, one by one, which makes one more partial solution.
     """
     order = sorted(range(len(weights_U)), key=lambda unit: -weights_U[unit])
     many = max(0, len(order) - max(DIFFERENCED, 2 * parts))
@@ -127,14 +128,14 @@ def _dealt(weights_U: list[float], order: list[int], parts: int) -> list[tuple[f
 
 
 def _spread(slots: list[tuple[float, list[int]]], parts: int) -> float:
-    """Return the lightest slot minus the heaviest: a min-heap then gives the largest difference first."""
+    """Return the lightest part's weight minus the heaviest's, so that a min-heap gives the solution with the largest spread first."""
     return (slots[-1][0] if len(slots) == parts else 0.0) - slots[0][0]
 
 
 def _merge(
     one: list[tuple[float, list[int]]], other: list[tuple[float, list[int]]], parts: int
 ) -> list[tuple[float, list[int]]]:
-    """Add the heaviest slots of one solution to the lightest of the other; empty slots count as lightest."""
+    """Merge two partial solutions: the heaviest parts of each join the lightest of the other; empty parts count as lightest."""
     shared = max(0, len(one) + len(other) - parts)
     alone = len(one) - shared
     met = zip(one[alone:], reversed(other[len(other) - shared :]), strict=True)

@@ -1,6 +1,6 @@
 """RaggedRows: rows selected from other columns, local or in a store, gathered when their values are read.
 
-Selecting, reordering and joining such columns moves row numbers, not values.
+Selecting, reordering and joining such columns changes only where each row is found, and copies no values.
 Legend: N rows, T values in all rows together.
 """
 
@@ -17,7 +17,7 @@ from dovetail.batch.remote import StoredArray, fetch
 from dovetail.errors import ColumnError
 
 SHORT = 64
-"""Average number of values in a run of contiguous rows; below it, values are gathered one by one."""
+"""Threshold in values: if runs of contiguous rows are shorter on average, values are gathered one by one instead of run by run."""
 
 Source = Ragged | StoredArray
 """Storage of rows: a plain column of this process, or an array in a store."""
@@ -251,7 +251,11 @@ class RaggedRows(Ragged):
         return values
 
     def runs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the source, first value and end (exclusive) of each run of contiguous rows: int64 [R] each, for R runs."""
+        """Find the R runs of rows that are contiguous in one source; rows without values are skipped.
+
+        Returns:
+            For each run, int64 [R] each: the index of its source, and the indices in the source of its first value and after its last.
+        """
         filled = np.flatnonzero(self.lengths)
         source_F, start_F = self.source_N[filled], self.start_N[filled]
         stop_F = start_F + self.lengths[filled]

@@ -51,7 +51,10 @@ def explained(what: str) -> Iterator[None]:
 
 
 def is_full(error: BaseException, free: int) -> bool:
-    """Return whether a full disk caused an error, even if a library wrapped the cause in its own exception."""
+    """Return whether a full disk caused an error, even if a library wrapped the cause in its own exception.
+
+    Also true if the disk now has fewer than `NEARLY_NOTHING` free bytes; `free` is the number of free bytes.
+    """
     for cause in causes(error):
         if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
             return True

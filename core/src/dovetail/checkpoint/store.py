@@ -50,7 +50,9 @@ class CheckpointStore:
         self.best()
 
     def recover(self) -> None:
-        """Complete or remove a checkpoint that a killed process left half saved, even while it replaced one of the same step.
+        """Restore order after a process was killed while it saved.
+
+        Partial checkpoints are removed. One that was moved away but not yet replaced is restored; `latest` and `best` are corrected.
 
         Raises:
             CheckpointError: the folder can't be written.
@@ -76,12 +78,12 @@ class CheckpointStore:
     def saving(self, step: int, needed: int = 0, mark: Mark | None = None) -> Iterator[Path]:
         """Yield an empty, temporary directory for a checkpoint's files.
 
-        When the block ends, the checkpoint becomes the latest, and replaces an earlier one of the same step. Another thread may end the
-        block.
+        When the block ends, the checkpoint becomes the latest, and replaces an earlier one of the same step. The block may end
+        in another thread than it began, for files that are written while training continues.
 
         Args:
             step: finished training steps.
-            needed: the checkpoint's known size in bytes; at least the latest checkpoint's size is assumed.
+            needed: the estimated size in bytes, 0 if unknown; if an earlier checkpoint exists, the latest one's size is used instead.
             mark: metric and value if this is the best checkpoint so far; written together with the files.
 
         Raises:

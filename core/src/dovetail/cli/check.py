@@ -27,8 +27,8 @@ def check(config: tuple[str, ...], overrides: tuple[str, ...], static: bool) -> 
     Errors prevent a run; warnings do not, but should be read first. The name in brackets after a problem is that of the
     check that found the problem; if the check is a preflight rule, preflight.ignore=NAME silences its problems. Needs are what the
     run's machine must have and this machine lacks: packages of the chosen plugins, environments of runtime.environments, accelerators
-    for the runtime's pools. Weights in local directories are searched for NaN and infinity, 10 seconds a model; training's first step
-    finds any others. Exits with 0 if there is no error, else with 2.
+    for the runtime's pools. Weights in local directories are searched for NaN and infinity, for at most 10 seconds a model; bad weights
+    that this search does not reach make the first step of training fail. Exits with 0 if there is no error, else with 2.
     """
     from dovetail.config.load import load_config
 

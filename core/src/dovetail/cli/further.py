@@ -72,7 +72,11 @@ def further_commands(group: str, own: Collection[str]) -> dict[str, list[tuple[E
 
 
 def load_command(name: str, claims: Sequence[tuple[EntryPoint, str]]) -> click.Command | None:
-    """Import a package's command and return it; return None if no package has the command.
+    """Import a package's command and return it; return None if `claims` is empty, as no package then has the command.
+
+    Args:
+        name: the command's name.
+        claims: the entry points of this name, each with the name and version of its distribution, as in `further_commands`.
 
     Raises:
         PluginConflictError: several packages claim the name.

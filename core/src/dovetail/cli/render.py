@@ -20,7 +20,7 @@ from dovetail.telemetry.escapes import visible, visible_json
 
 
 def error(failure: DovetailError) -> None:
-    """Print an error on stderr: the message, the problems unless the message lists them, and the hint."""
+    """Print an error on stderr: message, problems that the message does not list, hint, one-line notes, and a worker's traceback."""
     line(failure.message, label=click.style("error: ", fg="red", bold=True), err=True)
     listed = getattr(failure, "lists_problems", False)
     for problem in getattr(failure, "problems", ()) if not listed else ():
@@ -115,7 +115,7 @@ def config_arguments(
 def complete(
     context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Return shell completions of an argument: files for the first, and `key=` with keys of that file's config for the others."""
+    """Return shell completions: for a command's first argument, files; for later ones, `key=` for each key of the config so named."""
     arguments = context.params.get("arguments") or ()
     if not arguments:
         return [CompletionItem(begun, type="file")]

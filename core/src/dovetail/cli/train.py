@@ -91,9 +91,9 @@ def _supervised(config: RunConfig, path: Path, arguments: Sequence[str]) -> bool
 
 @contextmanager
 def cause_kept() -> Iterator[None]:
-    """Write the message of an error that ends the block, for the supervisor: the process that started this one, and may restart the run.
+    """Write the message of an error that ends the block to the file named by `CAUSE`, and raise the error again.
 
-    Without a supervisor, nothing is written.
+    The supervisor, which started this process and may restart the run, reads the file. Without a supervisor, nothing is written.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Advice on misplaced keys and values, and on keys and values of other systems, which packages contribute."""
+"""Advice on keys and values that a config can't have: misplaced ones, and those of other training systems, known to installed packages."""
 
 from __future__ import annotations
 

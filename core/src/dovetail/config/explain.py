@@ -140,7 +140,12 @@ def _type_of(field: Field, *, inside: bool) -> str:
 
 
 def _allowed(field: Field, holder: Field | None) -> str:
-    """Return a number's bounds, or the installed plugins if the key names a plugin; `holder` is the field of the key's plugin section."""
+    """Return a number's bounds, or the names of the installed plugins if the key selects a plugin.
+
+    Args:
+        field: the field of the key.
+        holder: the field of the section around the key, if the key is the `name` in a plugin's section; else None.
+    """
     plugin = holder or field
     if plugin.kind is None:
         return bounds(field.attribute)
@@ -151,7 +156,7 @@ def _allowed(field: Field, holder: Field | None) -> str:
 
 
 def _default_of(field: Field, holder: Field | None) -> Any:
-    """Return a key's default; for a plugin's name, the plugin that is selected by default."""
+    """Return a key's default; for a plugin's name, the plugin that is selected by default. `holder` is as in `_allowed`."""
     plugin = holder or field
     if plugin.kind and not plugin.collection:
         return plugin.plugin_default

@@ -115,7 +115,7 @@ def _holds(node: Any, key: str | int) -> bool:
 
 
 def _resolvable(value: object) -> Any:
-    """Fill in defaults, and escape each `${` that OmegaConf can't parse, as in templates and patterns."""
+    """Return a merged value as OmegaConf can load it: with defaults, and with each `${` escaped that is no reference, as in patterns."""
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
 

@@ -13,7 +13,7 @@ ABSENT: Any = object()
 """Placeholder for the value of a key that was not given."""
 
 GIVEN = "given"
-"""Top-level key of a run's written config: the paths of the given keys, from which all other values follow."""
+"""Top-level key that a run adds to the config that it writes: the key paths that the user gave. All other values follow from these."""
 
 MAX_DEPTH = 100
 """Maximum nesting of mappings and lists in a config; deeper ones could exceed Python's recursion limit."""

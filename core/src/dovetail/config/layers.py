@@ -49,9 +49,9 @@ class ConfigLayer:
         return self.name
 
     def given(self) -> dict[str, Any]:
-        """Return the values, nested, of the keys that the layer's own key `given` lists.
+        """Return the values that the user set, with their nesting, from the layer of a config that a run wrote.
 
-        A run writes this key into its config. It lists the keys that the user set; all other values follow from these.
+        The key `given` of such a config lists the paths of the keys that the user set. All other values follow from these.
         """
         return selection(self.tree, map(parse_path, self.tree[GIVEN]))
 
@@ -65,7 +65,7 @@ class Given:
 
 
 def is_mapping(value: object) -> bool:
-    """Return whether a value is a mapping of keys, and not overrides of a list's entries (`ByIndex`)."""
+    """Return whether a value is a mapping of keys; False for overrides of a list's entries (`ByIndex`)."""
     return isinstance(value, Mapping) and not isinstance(value, ByIndex)
 
 

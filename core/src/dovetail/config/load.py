@@ -153,7 +153,7 @@ def _load(
         overrides: `key=value` texts, which win over the files.
         source: the name of the files in messages.
         resolver: the function that finds a plugin's Config class.
-        bringing: key paths of the sections whose plugins may set other keys, in layers below all others.
+        bringing: key paths of the sections whose `settings` may set other keys, as a layer below all others.
     """
     find = resolver or installed_config_class
     files = [_without_derived(file, find) if GIVEN in file.tree else file for file in files]
@@ -227,10 +227,10 @@ def _unusable_texts(layers: Iterable[ConfigLayer]) -> Iterator[ConfigProblem]:
 
 
 def _without_derived(layer: ConfigLayer, resolver: Resolver) -> ConfigLayer:
-    """Reduce a run's written config to the values that were given, and those that loading the given values does not yield.
+    """Remove the values that follow from others from a run's written config, so that they are derived again and follow overrides.
 
-    The other values come from defaults, the trainer or the preset, and are derived again so that they follow overrides. A value that
-    loading yields no more, such as an earlier version's default or an edit of the file, stays.
+    A value is removed if loading the given values (the key `given` lists their paths) yields the same value, from a default, the trainer or
+    the preset. A value that differs stays: it is an earlier version's default, or the user edited the file.
 
     Raises:
         ConfigError: `given` is not a list of key paths.
@@ -279,9 +279,9 @@ def raise_problems(
 
 
 def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) -> str:
-    """Return the layer that gave a value, or that gave the list or mapping that holds the value within its section.
+    """Return the layer that gave a value, or else the closest list or mapping around the value, up to the section that holds it.
 
-    A layer that gives a list of sections does not give every key of each section.
+    The search ends at this section, since a layer that gives a list of sections does not give every key of each section.
     """
     value: Any = config
     section = 0

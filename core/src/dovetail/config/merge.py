@@ -226,7 +226,10 @@ class Merger:
         }
 
     def _kept(self, given: Given, path: KeyPath, field: Field) -> Any:
-        """Return the last value, resolved, without merging; for a verbatim text, the raw text of an override."""
+        """Return one layer's value with `${…}` resolved, without merging; ABSENT, with a problem recorded, if the value is bad.
+
+        If the field keeps text as written (`Field.verbatim`), a value that YAML parsed as a number, say, is the override's unparsed text.
+        """
         raw = given.layer.raw.get(path)
         text = field.verbatim and without_none(field.type)[0] is str
         if text and raw and not isinstance(given.value, (str, list, type(None))):
@@ -267,7 +270,7 @@ class Merger:
 
 
 def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
-    """Group the layers' mappings by key."""
+    """Return, for each key in the layers' mappings, the value that each layer gives for the key."""
     by_key: dict[Any, list[Given]] = {}
     for given in givens:
         for key, value in given.value.items():

@@ -52,7 +52,7 @@ _HINTS = (
     ("could not find expected ':'", "line %d has no `:`; write `key: value`"),
     ("unacceptable character", "remove the character"),
 )  # fmt: skip
-"""A part of PyYAML's message, and the fix; %d is the line where the wrong part of the text begins."""
+"""Pairs of a text that PyYAML's message contains, and the fix for such an error; %d is the line where the wrong part begins."""
 
 
 class YamlTextError(ValueError):
@@ -122,7 +122,11 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         )
 
     def _pairs(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, yaml.Node]:
-        """Return a mapping's keys and value nodes, those that `<<` merges in first."""
+        """Return the value node of each key of a mapping; keys that `<<` merges in come first.
+
+        Raises:
+            YamlTextError: a key is not a string, or is given twice.
+        """
         first_lines: dict[str, int] = {}
         for key_node, _ in node.value:
             line = key_node.start_mark.line + 1

@@ -52,7 +52,7 @@ class _Choice:
     by_preset: bool = False
     """Whether a preset chose this plugin in place of another; then all keys of earlier layers are dropped, even known ones."""
     presets: tuple[str, ...] = ()
-    """The plugin that the preset's keys in this section were written for."""
+    """The plugin for which the preset sets keys in this section, as `_plugin_of` returns it; empty if no plugin is selected."""
 
 
 def narrow(
@@ -136,7 +136,7 @@ def _own_keys(given: Given, choice: _Choice) -> dict[str, Any]:
 def _select(
     givens: Iterable[Given], path: KeyPath, default: str | None, problems: list[ConfigProblem]
 ) -> _Choice:
-    """Apply the layers' selections in order, layers of one rank together."""
+    """Find the plugin that the layers select: later layers win, and layers of one rank are read together."""
     choice = _Choice({"name": (default, DEFAULT_LAYER)} if default else {})
     choice.presets = _plugin_of(choice.selectors)
     for rank, group in itertools.groupby(givens, key=lambda given: given.layer.rank):
@@ -223,7 +223,12 @@ def _config_class(
 
 
 def _in_words(dropped: Mapping[bool, Sequence[ConfigProblem]], choice: str) -> Iterator[str]:
-    """Yield one sentence for each reason to drop keys; `dropped` maps whether the plugin has the keys to the dropped keys."""
+    """Yield one warning for each reason why keys were dropped.
+
+    Args:
+        dropped: the dropped keys: under False those that the selected plugin does not have, under True those that it has.
+        choice: the words between the keys and the reason, which name the selected plugin.
+    """
     for known, keys in dropped.items():
         if keys:
             reason = "has no such key" + ("s" if keys[1:] else "")

@@ -47,8 +47,8 @@ class PresetLayer:
     altered_by: ConfigLayer | None
     """The last layer after `named_by` that sets fields of the preset's own config; None if no layer does."""
     left_over: tuple[KeyPath, ...] = ()
-    """Keys that a replaced preset sets and that earlier layers give too, but neither this preset nor a later layer. The earlier values
-    stay; a warning names these keys."""
+    """Keys of an earlier layer that the user may expect this preset to set: the preset that it replaces sets them, but neither this preset
+    nor a later layer does. Their earlier values stay; a warning names these keys."""
 
     def among(self, layers: Sequence[ConfigLayer]) -> list[ConfigLayer]:
         """Return all layers, with the preset's layer inserted directly below the layer that names the preset.

@@ -145,7 +145,7 @@ def _container_hook(tp: Any, converter: Converter) -> Hook:
 
 
 def _section_hook(declared: Any, converter: Converter) -> Hook:
-    """Return a hook that structures a section into the class that the merge chose, with validators run field by field."""
+    """Return a hook that structures a section into the class that the merge chose (else `declared`), with validators run for each field."""
     made: dict[type, Hook] = {}
 
     def make(cls: type) -> Hook:
@@ -180,7 +180,7 @@ def _field_hook(field: Field, converter: Converter) -> Hook:
 
 
 def _stock_parts(validator: object) -> list[Any]:
-    """Return attrs' own validators among those that a validator consists of."""
+    """Return those validators of `attrs.validators` that a field's validator consists of; they can run without an instance."""
     if together := getattr(validator, "_validators", None):
         return [part for each in together for part in _stock_parts(each)]
     return [validator] if type(validator).__module__ == "attr.validators" else []

@@ -28,7 +28,7 @@ _LINE = re.compile(r":\d+$")
 """The line in a file, at the end of an origin."""
 _UNKNOWN = "unknown key"
 _FEW = 3
-"""Maximum number of other places of a key, and of layers that gave it, that a message names."""
+"""Maximum number of items of a kind in a message: other places where an unknown key exists, or layers that gave a key."""
 
 
 def problems_of(
@@ -95,7 +95,7 @@ def _unknown_keys(
 def _unknown(
     path: KeyPath, cls: type, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield one problem for an unknown key, or one for each key below it if any of these is known from other systems."""
+    """Yield one problem for an unknown key; if keys below it are known from other training systems, divide it (`_unknown_values`)."""
     value = value_at(tree, path)
     words = cls.unsupported_keys if issubclass(cls, PluginSection) else {}
     told, text = [(path, value)], _nearest_key(path, cls, tree)
@@ -117,7 +117,10 @@ def _unknown(
 
 
 def _limit_of_loop(path: KeyPath, tree: SectionDict) -> bool:
-    """Return whether a key is a limit of episodes, given in the section of a multi-turn agent loop."""
+    """Return whether an unknown key is a limit of episodes (`EpisodeSection`) in the section of an agent loop of several turns.
+
+    The loop then lacks the limits because its Config does not extend `EpisodeSection`, as the message says.
+    """
     name, file = (value_at(tree, (*path[:-1], key)) for key in ("name", "path"))
     of_many_turns = file is not ABSENT or name not in (ABSENT, None, "single_turn")
     return (
@@ -151,7 +154,10 @@ def _plugins_with(path: KeyPath, tree: SectionDict) -> list[str]:
 
 
 def _unknown_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield key and value of each problem below an unknown key: every value, or a whole section if no key in it is known elsewhere."""
+    """Divide an unknown section into the keys that get a problem each, and yield each of them with its value.
+
+    A section below it is one such key if none of its keys is known from other training systems; otherwise it is divided too.
+    """
     below = list(leaves(value, path, lists=False))
     known_elsewhere = any(key_advice(key, given) for key, given in below)
     if not isinstance(value, Mapping) or len(below) == 1 or not known_elsewhere:
@@ -162,7 +168,7 @@ def _unknown_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Any
 
 
 def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:
-    """Return the layers that gave a key or the keys below it, each layer with the first line where it did."""
+    """Return the layers that gave a key or keys below it, as text; a file has the line of the first such key."""
     layers: dict[str, str] = {}
     for key, _ in leaves(value, path, lists=False):
         origin = origin_of(origins, key) or ""

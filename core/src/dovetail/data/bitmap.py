@@ -1,4 +1,4 @@
-"""A set of row numbers as a short text: a bitmap, compressed, in Base64."""
+"""A set of integers, such as the indices of used prompts, as a short text: a bitmap, compressed, in Base64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def pack(numbers: Iterable[int]) -> str:
-    """Encode a set of non-negative numbers as text, of at most about max(numbers) / 6 characters."""
+    """Encode a set of integers ≥ 0 as text, of at most about max(numbers) / 6 characters."""
     index = np.fromiter(numbers, dtype=np.int64)
     bits = np.zeros(int(index.max()) + 1 if len(index) else 0, dtype=np.bool_)
     bits[index] = True
@@ -18,6 +18,6 @@ def pack(numbers: Iterable[int]) -> str:
 
 
 def unpack(text: str) -> set[int]:
-    """Return the set of numbers that a text of `pack` encodes."""
+    """Return the set of integers that `pack` encoded as this text."""
     data = zlib.decompress(base64.b64decode(text))
     return set(np.flatnonzero(np.unpackbits(np.frombuffer(data, dtype=np.uint8))).tolist())

@@ -43,7 +43,7 @@ class EpochOrder:
         self._passes: dict[int, tuple[int, np.ndarray]] = {}
 
     def rows(self, epoch: int) -> np.ndarray:
-        """Return the row at each position of an epoch, int64 [N], numbered over all datasets."""
+        """Return the row at each position of an epoch, int64 [N], as an index into the rows of all datasets, one after another."""
         if len(self._datasets) == 1:
             return self._pass(0, epoch)
         labels = self.labels(epoch)
@@ -53,7 +53,9 @@ class EpochOrder:
         return rows
 
     def names(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Return the number that identifies each position's prompt within an epoch, int64 [N].
+        """Return an index that identifies the prompt at each position within the epoch, int64 [N].
+
+        It is the row, or, in a mixture, where a row may recur, an index that occurs once an epoch.
 
         Args:
             epoch: the epoch.
@@ -77,7 +79,7 @@ class EpochOrder:
         return self._labels[1]
 
     def _drawn(self, number: int, epoch: int) -> np.ndarray:
-        """Return the rows that an epoch draws from a dataset, in order, int64 [n_d]."""
+        """Return the rows that an epoch draws from the dataset with the index `number`, in order, int64 [n_d]."""
         count, size = int(self._counts[number]), int(self._sizes[number])
         first, last = epoch * count, (epoch + 1) * count
         parts = [np.zeros(0, np.int64)]
@@ -87,7 +89,12 @@ class EpochOrder:
         return np.concatenate(parts)
 
     def _pass(self, number: int, turn: int) -> np.ndarray:
-        """Return all rows of a dataset in the order of one pass, int64 [rows]; each dataset's latest pass is cached."""
+        """Return all rows of a dataset in the order of one pass, int64 [rows]; each dataset's latest pass is cached.
+
+        Args:
+            number: the index of the dataset.
+            turn: the number of the pass over this dataset, from 0 over the whole run.
+        """
         kept = self._passes.get(number)
         if kept is None or kept[0] != turn:
             if self._datasets[number].groups is None:
@@ -113,7 +120,12 @@ class EpochOrder:
             yield window[self._permutation(len(window), turn * count + place)]
 
     def _permutation(self, size: int, number: int) -> np.ndarray:
-        """Return the sampler's permutation, int64 [size], checked because a sampler may be any plugin."""
+        """Return the sampler's permutation, int64 [size], checked because a sampler may be any plugin.
+
+        Args:
+            size: the number of rows, row groups or positions to permute.
+            number: the number of the epoch, pass or window, passed to the sampler as its `epoch`.
+        """
         order: np.ndarray = np.asarray(self._sampler.order(size, number))
         if not np.array_equal(np.sort(order), np.arange(size)):
             raise DataError(

@@ -66,7 +66,7 @@ class Ledger:
         """Declare how many prompts an epoch has.
 
         Raises:
-            LedgerError: another number was declared before.
+            LedgerError: another number of prompts was declared before.
         """
         if self.size not in (None, size):
             raise _other_size(self.size, size)

@@ -22,7 +22,7 @@ from dovetail.interfaces.source_data import (
 )
 
 FOLLOW_EVERY = 512
-"""Number of streamed rows between two updates of the rows to prepare ahead."""
+"""Number of streamed rows after which the dataset gets a new list of the rows to prepare ahead."""
 
 
 class PromptLoader:
@@ -111,7 +111,7 @@ class PromptLoader:
         return again + [self._next() for _ in range(wanted - len(again))]
 
     def hold(self, prompt: Prompt) -> None:
-        """Do not issue this prompt again after a resume: it is in flight, and its samples were restored from the checkpoint."""
+        """Exclude a prompt from those issued again after a resume: it is in flight, but its samples were restored from the checkpoint."""
         self._held.add((prompt.epoch, prompt.index))
 
     def close(self) -> None:
@@ -168,7 +168,13 @@ class PromptLoader:
         ]
 
     def issued(self, epoch: int, name: int, attempt: int) -> Prompt:
-        """Return the prompt with the number `name` in an epoch; its field `attempt` is set to `attempt`."""
+        """Return a prompt of an epoch as it was issued.
+
+        Args:
+            epoch: the epoch.
+            name: the prompt's index in this epoch (`Prompt.index`).
+            attempt: the attempt's number, from 0.
+        """
         rows, names = np.arange(len(self._names)), self._names
         if self._rows.mixture:
             rows, names, _ = self._ordering(epoch)
@@ -212,7 +218,7 @@ class PromptLoader:
         return self._streamed.take(row)
 
     def _ordering(self, epoch: int) -> tuple[np.ndarray, np.ndarray, str]:
-        """Return an epoch's rows in order, int64 [size], their prompt numbers in the ledger, int64 [size], and a digest of the rows."""
+        """Return an epoch's rows in order, int64 [size], the result of `EpochOrder.names`, int64 [size], and a digest of the rows."""
         if self._order is None or self._order[0] != epoch:
             rows = np.ascontiguousarray(self._rows.rows(epoch), dtype="<i8")
             digest = hashlib.blake2b(rows.data, digest_size=8).hexdigest()

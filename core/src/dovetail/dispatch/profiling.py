@@ -1,4 +1,4 @@
-"""Profiling of workers: a process's memory, and the base class of workers that can be profiled.
+"""Profiling of workers: measurement of a process's memory, and the base class of workers that can be profiled.
 
 A process has one recording at a time, even with several roles: a profiler records the whole process. Packages provide the profilers.
 """
@@ -57,7 +57,7 @@ class ProfiledWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start_profile(self, spec: ProfileSpec) -> None:
-        """Start recording this process, unless another role has already started a recording, which then covers both roles.
+        """Start recording this process if its rank is to be recorded, unless another role's recording, which covers all roles, is running.
 
         Raises:
             ConfigError: the tool can't record on this worker's device.

@@ -25,7 +25,7 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """This worker's number in its group, from 0."""
+        """This worker's rank in its group, from 0."""
         return int(self._context().rank)
 
     @property

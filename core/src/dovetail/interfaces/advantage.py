@@ -26,10 +26,10 @@ class Groups:
     means count a trajectory once: each of its samples has the weight 1 / (samples of the trajectory).
 
     Attributes:
-        index_N: the group number of each sample, int64 [N], 0 … count − 1.
+        index_N: the index of each sample's group, int64 [N], 0 … count − 1.
         count: the number of groups.
-        trajectory_N: the trajectory number of each sample, int64 [N], from 0 over all groups; None if every
-            sample is a trajectory of its own.
+        trajectory_N: the index of each sample's trajectory, int64 [N], counted from 0 over all groups together; None if
+            every sample is a trajectory of its own.
     """
 
     index_N: Int64[np.ndarray, "N"]
@@ -91,7 +91,7 @@ class Groups:
 
 
 def _numbered(ids_N: Shaped[np.ndarray, "N"]) -> tuple[np.ndarray, int]:
-    """Return a number for each id, int64 [N], counted from 0 in order of first appearance, and the number of distinct ids."""
+    """Return the index of each id among the distinct ids in order of first appearance, int64 [N], and how many distinct ids there are."""
     _, first, inverse = np.unique(ids_N, return_index=True, return_inverse=True)
     order = np.argsort(np.argsort(first))
     return order[inverse].astype(np.int64), len(first)

@@ -24,7 +24,7 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def error_text(error: BaseException) -> str:
-    """Return an error's type and message, cut to 300 characters; the type alone if `str` fails."""
+    """Return an error's type and message, cut to 300 characters; Python's placeholder replaces the message if `str` fails."""
     text = traceback.format_exception_only(error)[-1].strip()
     return text if len(text) <= 300 else f"{text[:300]}…"
 

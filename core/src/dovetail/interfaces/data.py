@@ -25,7 +25,8 @@ class Prompt:
     """One row of a dataset, ready to generate from."""
 
     index: int
-    """Identity of the prompt within an epoch: its row number over all files, before filtering. In a mixture, its position in the epoch."""
+    """Index that identifies the prompt within an epoch: that of its row over all files, before filtering. In a mixture, where a row may
+    recur, an index that occurs once an epoch."""
     prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
     """int64 [P]: token ids as the model sees them, each image expanded to its tokens; empty if only texts are scored."""
     raw: Any
@@ -42,7 +43,7 @@ class Prompt:
     media: tuple[MediaRef, ...] = ()
     """References to the prompt's images, in the order of their tokens."""
     epoch: int = 0
-    """Number of the pass over the data that issues the prompt."""
+    """Number of the pass over the data that issues the prompt, from 0."""
     attempt: int = 0
     """Number of times that the prompt was issued before in the same epoch."""
 
@@ -77,7 +78,7 @@ class RowGroups(ABC):
         """Yield a group's rows, each preceded by its file and row number for messages.
 
         Args:
-            group: the number of the group.
+            group: the index of the group in `sizes`.
             start: the first row to yield, counted within the group.
 
         Raises:
@@ -101,7 +102,7 @@ class InMemoryGroups(RowGroups):
         places: the file and row number of each of `rows`, for messages; by default the index in `rows`.
 
     Raises:
-        TypeError: the rows have no length, or can't be indexed by number.
+        TypeError: the rows have no length, or can't be indexed by integers.
     """
 
     _SIZE = 1024
@@ -176,8 +177,14 @@ class DatasetSource(Plugin):
 
 
 class Sampler(Plugin):
-    """Chooses the order of rows in an epoch, from seed and epoch alone, so that a sampler needs no state."""
+    """Chooses the order of rows in an epoch, from seed, size and epoch alone, so that a sampler needs no state."""
 
     @abstractmethod
     def order(self, size: int, epoch: int) -> np.ndarray:
-        """Return the order of an epoch, int64 [size]: a permutation of the row numbers."""
+        """Return a permutation of 0 … size − 1, int64 [size]: the order of an epoch's rows.
+
+        Args:
+            size: the number of rows. For a streamed dataset, row groups and then the rows of each window are permuted in place of rows;
+                for a mixture, also the positions of an epoch.
+            epoch: the number of the epoch, from 0; or of the pass over a dataset of a mixture, or of the window.
+        """

@@ -89,14 +89,19 @@ def top_size(outputs: Iterable[OutputSpec]) -> int:
 
 
 def _fits(inner: tuple[int, ...], given: tuple[int, ...]) -> bool:
-    """Return whether a requested shape has no open size (0), and equals the given shape wherever that has a size."""
+    """Return whether a requested shape is one that the engine can compute.
+
+    Args:
+        inner: the requested shape of one token's value; a size of 0 is never allowed.
+        given: the shape of the engine's output; 0 stands for a size that the caller chooses.
+    """
     return len(inner) == len(given) and all(
         size > 0 and own in (0, size) for size, own in zip(inner, given, strict=True)
     )
 
 
 def _hint(name: str, role: str, head: Literal["lm", "value"], *, also: bool) -> str | None:
-    """Return a hint for an output that a head does not give; `also` tells whether the other head gives the output."""
+    """Return a hint for an output that a head does not give; `also` says whether a model with the other head gives the output."""
     if role not in ("actor", "critic", "ref"):
         return f"set roles.{role}.head={_OTHER[head]}" if also else _HINTS.get(name)
     if head == "value":

@@ -49,7 +49,7 @@ class ModelShape:
     parameters: int
     """Number of parameters, each counted once; buffers are not counted."""
     head_parameters: int
-    """Number of parameters of an output layer whose weight is not tied to an embedding."""
+    """Number of parameters of the output layer; 0 if its weight is tied to the embedding."""
     layers: Mapping[str, WeightLayer]
     """Every layer with one weight matrix, by its name."""
     modules: frozenset[str]

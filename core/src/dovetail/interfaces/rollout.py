@@ -176,7 +176,7 @@ class BaseRollout(Plugin):
         """Drop cached prefixes; called when new weights are committed."""
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> None:
-        """Refuse a weight update that can't be loaded, before the transfer starts; otherwise the sender would wait for the receiver.
+        """Check, before the transfer starts, that a weight update can be loaded; otherwise the sender would wait for the receiver.
 
         Raises:
             WeightSyncError: the engine does not support this kind of update, or these tensors.

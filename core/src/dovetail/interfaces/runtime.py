@@ -55,11 +55,11 @@ class WorkerGroupHandle(Protocol):
     role: str
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a registered method on the workers, and return a future of the collected result."""
+        """Call a registered method in its dispatch mode, which selects the ranks, and return a future of the collected result."""
         ...
 
     def __getattr__(self, name: str) -> Callable[..., Future[Any]]:
-        """Return a function that calls a registered method of the workers' class on all workers."""
+        """Return a function that calls the registered method `name` of the workers' class, as `call` does."""
         ...
 
     def close(self) -> None:
@@ -79,14 +79,14 @@ class Runtime(Plugin):
 
     @abstractmethod
     def worker_group(self, spec: WorkerSpec, mesh: Mesh) -> WorkerGroupHandle:
-        """Start a worker on every coordinate of the mesh and wait until all have started."""
+        """Start a worker for every rank of the mesh, and wait until all have started."""
 
     @abstractmethod
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
         """Start `count` rollout replicas, and return their handles, which have BaseRollout's methods."""
 
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
-        """Close a rollout replica that has failed, and start a new one with the same number and resources.
+        """Close a rollout replica that has failed, and start a new one with the same index among the replicas and the same resources.
 
         The new replica has the weights on disk; the caller sends it the current weights before its first request.
 

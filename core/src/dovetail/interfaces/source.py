@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Key = tuple[int, int, int]
 """Epoch, row and attempt of a prompt or an example, by which the ledger identifies it."""
 Selection: TypeAlias = "tuple[str, PluginSection | None]"
-"""A kind of plugin, and the config section that selects a plugin of this kind."""
+"""A kind of plugin, and the config section that selects a plugin of this kind; None if no plugin is selected."""
 Measure = Callable[["Batch"], Mapping[str, float]]
 """A function that returns the metrics of each role's objective on a batch, without gradient: `val/loss` for `actor/loss`, and
 `val/ROLE/…` for another role. The function runs the stages whose columns the objectives read."""
@@ -54,14 +54,14 @@ class StepRows:
     name: str
     """Name of the rows in the plural, for people: `prompts`, `preference pairs`."""
     samples: int = 1
-    """Number of samples of each row in a step."""
+    """Number of samples that a step has of each row."""
     samples_are: str = "samples"
     """Name of the samples in the plural: `answers`."""
 
 
 @attrs.frozen(kw_only=True)
 class PlannedPart:
-    """Work of a step outside of its stages, for display: generating, scoring, filtering, sending weights."""
+    """Work of a step outside its stages, for display: `who` does it, `because` gives the reason, `provides` the columns that it writes."""
 
     name: str
     who: str
@@ -194,7 +194,7 @@ class ExperienceSource(SourceDescription):
     @classmethod
     @abstractmethod
     def gives(cls, config: PluginConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return the columns before a step's first stage: those that the source always makes, and what it can make of `facts.required`."""
+        """Return the columns of a step before its first stage: those always made, and those of `facts.required` that it can make."""
 
     @classmethod
     def lacks(cls, config: PluginConfig, facts: PlanFacts, column: str) -> tuple[str, str] | None:

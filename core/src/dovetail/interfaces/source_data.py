@@ -20,7 +20,7 @@ class BadRow:
     """A row from which no prompt or example can be made."""
 
     row: int
-    """Number of the row in the dataset."""
+    """Index of the row in the dataset, from 0."""
     where: str
     message: str
     hint: str | None
@@ -41,20 +41,20 @@ class DatasetShape:
     """The sizes of a dataset that the order of an epoch depends on."""
 
     name: str = ""
-    """Name of the dataset in a mixture. If set, samples are numbered by position in the epoch, since a row may recur; else by row."""
+    """Name of the dataset in a mixture, where prompts are not identified by their rows, since a row may recur; empty without a mixture."""
     size: int
     """Number of rows."""
     weight: float | None = None
     """Weight of the dataset, relative to the sum of all weights; None for as many prompts as the dataset has rows."""
     groups: tuple[int, ...] | None = None
-    """Number of rows of each group that is read in sequence, for a streamed dataset; else None."""
+    """Number of rows of each row group (see `RowGroups.sizes`) if the dataset is streamed; else None."""
 
 
 class IndexedPrompts(Sequence[Prompt]):
     """Prompts that are prepared on access. The row of each prompt is known in advance."""
 
     rows: np.ndarray
-    """int64 [N]: row number of each prompt."""
+    """int64 [N]: index of each prompt's row among all rows, before filtering."""
     digest: str
     """Digest of the prompts; different prompts have different digests."""
 
@@ -78,7 +78,7 @@ class StreamedPrompts(IndexedPrompts):
         """Prepare the prompts of these rows ahead, and forget all other prompts.
 
         Args:
-            rows: row numbers, int64 [R], in the order in which they will be taken.
+            rows: indices of rows, int64 [R], in the order in which `take` will get them.
         """
 
     @abstractmethod

@@ -32,10 +32,10 @@ class PlanNote:
 
 @attrs.frozen(kw_only=True)
 class RowVerdict:
-    """A source's score for the reference answer of a row."""
+    """A source's score for a reference answer of a row of data, for `dovetail data`."""
 
     row: int
-    """Number of the row in the file, from 0."""
+    """Index of the row in the dataset, from 0."""
     where: str
     """Name of the row in messages."""
     text: str
@@ -96,7 +96,7 @@ class SourceDescription(Plugin):
         Args:
             config: the plugin's own config.
             facts: the facts that `load` receives.
-            rows: the rows of the dataset, numbered, as `dovetail data` reads them.
+            rows: the dataset's rows as `dovetail data` reads them: objects with the row's index, its name in messages and its columns.
 
         Raises:
             DovetailError: the answers can't be scored.

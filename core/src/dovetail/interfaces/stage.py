@@ -70,9 +70,9 @@ class PlanFacts:
 
     @property
     def reference(self) -> tuple[str, str]:
-        """Role, and name of its output, that give the reference policy's log-probabilities.
+        """The role that computes the reference policy's log-probabilities, and the name of the engine output that holds them.
 
-        These are ("ref", "log_probs"), or ("actor", "ref_log_probs"), which the actor computes with its adapter disabled.
+        ("ref", "log_probs"), or ("actor", "ref_log_probs") if the actor computes them with its adapter disabled.
         """
         ref, actor = self.config.ref, self.plugins["actor.engine"]
         own = ref.path is not None or ref.engine is not None or ref.update is not None

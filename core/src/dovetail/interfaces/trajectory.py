@@ -49,7 +49,7 @@ class Turn:
     reward: float = 0.0
     """Sum of the rewards that the agent loop gave the turn with `Session.reward`."""
     sequence: int = 0
-    """Number of the trajectory's sequence that contains the turn; known once the episode has ended."""
+    """Index, from 0, of the trajectory's sequence that contains the turn; known once the episode has ended."""
 
 
 @attrs.frozen(kw_only=True)

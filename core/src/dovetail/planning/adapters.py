@@ -25,9 +25,9 @@ class AdapterPlan:
     count: int
     """Number of adapted layers."""
     parameters: int | None
-    """Parameters of all adapters; None if the layers are unknown."""
+    """Number of parameters of all adapters; None if the layers are unknown."""
     of: int | None
-    """Parameters of the adapted model; None if this machine can't read the model."""
+    """Number of parameters of the model that the adapters are added to; None if this machine can't read the model."""
 
     def __str__(self) -> str:
         kind = f"rank {self.rank}{' (DoRA)' if self.dora else ''}"

@@ -14,7 +14,7 @@ class RunCounts:
     """Resolved counts of a run. Rows of the data are called prompts here, even if they are examples; a sample is one response."""
 
     of: StepRows
-    """Number and kind of the rows that a step takes."""
+    """What a row of the data is called in this run, and how many samples a row gives in a step."""
     prompts_per_step: int
     prompts_per_mini_batch: int
     epochs_per_step: int
@@ -88,10 +88,10 @@ def count(config: RunConfig, prompts: int | None, rows: StepRows = PROMPTS) -> R
     Args:
         config: the whole config.
         prompts: the number of training prompts, after filtering; None if the data has not been read.
-        rows: the number and kind of the rows that a step takes.
+        rows: what a row of the data is called, and how many samples a row gives in a step.
 
     Raises:
-        PlanError: there are fewer training prompts than one step takes, or no step at all.
+        PlanError: there are fewer training prompts than one step takes.
     """
     batch = config.data.train_batch_size
     if prompts is not None and prompts < batch:

@@ -42,7 +42,7 @@ class ModelRole:
     training: TrainingSection
     """Settings of token budget and offloading, and of the optimizer if the model is trained."""
     objective: ObjectiveSpec | None = None
-    """Objective of the model, with the scalars of the config; None if the model is not trained."""
+    """Objective that trains the model, with its coefficients (`scalars`) as the config sets them; None if the model is not trained."""
     follows: FollowSection | None = None
     """Rule by which the model's weights follow the actor's; None if they do not."""
     mesh: Mesh = attrs.field(factory=Mesh)
@@ -69,11 +69,11 @@ class ModelRole:
 
 
 def models_of(facts: PlanFacts, stages: Iterable[PlannedStage]) -> Iterator[ModelRole]:
-    """Yield the policy, and the other models that stages use.
+    """Yield the policy, then each further model that a stage uses.
 
     Raises:
         ConfigError: an engine lacks an output that its role's objective needs.
-        PlanError: no stage computes with a role of `roles`, or a role can't follow the actor.
+        PlanError: the config has a role in `roles` that no stage uses, or a role that should follow the actor can't.
     """
     config = facts.config
     listed = list(stages)
@@ -110,7 +110,8 @@ def _check_follower(facts: PlanFacts, role: str, head: str) -> None:
     """Check that a role's model can follow the actor's weights.
 
     Raises:
-        PlanError: the role is trained itself or has a value head, an engine lacks the capability, or the adapters differ.
+        PlanError: the role is trained itself or has a value head, its engine or the actor's lacks the capability `follows`, or their
+            adapters or the adapters' base models differ.
     """
     config, key = facts.config, f"{facts.config.role_key(role)}.update"
     leave_out = f"remove {key}"
@@ -188,7 +189,10 @@ def _head(facts: PlanFacts, role: str, objective: ObjectiveSpec | None) -> Liter
 
 
 def _training(config: RunConfig, role: str) -> TrainingSection:
-    """Return the training section of a role; for a role without one, the actor's with this role's token budget and offload."""
+    """Return the training settings of a role.
+
+    A role that is never trained, such as `ref`, has only a token budget and `offload`; it gets the actor's section with these two replaced.
+    """
     section = config.role_sections[role]
     if isinstance(section, TrainingSection):
         return section

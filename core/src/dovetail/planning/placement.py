@@ -58,7 +58,7 @@ def place(facts: PlanFacts, models: Sequence[ModelRole]) -> tuple[Placement, tup
     """Return two results: the placement of the pools and of the experience source's processes; and the models, each with its mesh.
 
     Raises:
-        PlanError: sizes do not fit each other, or the experience source refuses the placement.
+        PlanError: a pool or a mesh has a size that does not fit, or the experience source refuses the placement.
     """
     config, source = facts.config, facts.plugins["source"]
     roles = (*(model.role for model in models), *source.cls.roles)

@@ -29,7 +29,7 @@ class Plan:
     """What is decided before a run starts: stages, models, counts and placement."""
 
     collection: tuple[PlannedPart, ...]
-    """Parts of a step that produce its samples."""
+    """Work that produces the samples of a step, such as generation and scoring; for display."""
     stages: tuple[PlannedStage, ...]
     """Stages that the learner executes, in this order."""
     publication: PlannedPart | None
@@ -43,7 +43,7 @@ class Plan:
     placement: Placement
     """Placement of the run's roles and processes."""
     left_out: tuple[str, ...] = ()
-    """Parts of the rows that the chat template leaves out, a sentence each."""
+    """Sentences, each about a part of the dataset's rows that the chat template does not render."""
 
     @property
     def generates(self) -> bool:
@@ -71,7 +71,10 @@ class Plan:
         return any(stage.name == name for stage in self.stages)
 
     def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:
-        """Yield each stage's name with the results of its `Stage.examine`; `data` is the data that the source's `load` returned."""
+        """Yield each stage's name with the notes, findings and errors of its check of the data (`Stage.examine`).
+
+        `data` is what the source's `load` returned.
+        """
         for stage in self.stages:
             cls: Any = load_plugin_class(stage.ref)
             yield stage.name, cls.examine(stage.ref.config, self.facts, data)
@@ -136,7 +139,7 @@ class Plan:
 
     @property
     def on_request(self) -> frozenset[str]:
-        """Required columns that the experience source provides only on request; every step has them."""
+        """Columns that the experience source makes only on request, and that every step must request, since a plugin requires them."""
         return self.facts.plugins["source"].cls.on_request & self.facts.required.keys()
 
 
@@ -153,7 +156,7 @@ def make_plan(
         config: the whole config.
         prompts: the number of training prompts after filtering; None if the data has not been read.
         images: whether prompts have images, which every engine must then take.
-        left_out: the parts of the rows that the chat template leaves out, a sentence each; becomes `Plan.left_out`.
+        left_out: sentences about parts of the dataset's rows that the chat template does not render; kept as `Plan.left_out`.
 
     Raises:
         PlanError: a requirement is unmet, or sizes contradict each other; the error names the parts of the config that conflict.

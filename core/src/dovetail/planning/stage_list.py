@@ -36,7 +36,9 @@ class PlannedStage:
     roles: tuple[str, ...]
     """Roles whose models the stage uses."""
     who: str
-    """Where the stage runs, and the stage's distribution if the stage is not in the stage set."""
+    """Where the stage runs, as text: its roles with their engines, or `controller`. Names also the distribution or file of a stage outside
+    the stage set.
+    """
     because: str
     reads: Mapping[str, int]
     """Required columns and the version of each: 1 as first written, 1 more after each rewrite."""
@@ -94,7 +96,9 @@ def _names_of_set(facts: PlanFacts) -> dict[str, str]:
 
 
 def _candidates(facts: PlanFacts) -> list[Candidate]:
-    """Return the stages of the set, then those that the config names; a stage of the same name takes its place in the set.
+    """Return the stages of the set, then the other stages that the config names.
+
+    A stage of the config that has the name of a stage of the set replaces that stage, in the same position.
 
     Raises:
         PlanError: the config names two stages of one name, or a stage that the set has already.
@@ -127,7 +131,10 @@ def _candidates(facts: PlanFacts) -> list[Candidate]:
 def _required_by_plugins(
     plugins: Mapping[str, SelectedPlugin], run_by_stages: Collection[str]
 ) -> dict[str, str]:
-    """Return the columns that plugins require, each with the plugin's title, except plugins that stages run."""
+    """Return the columns that plugins require, each with the title of a plugin that requires it.
+
+    Omitted are objectives and the plugins at the key paths `run_by_stages`: the stage that runs such a plugin requires its columns.
+    """
     required: dict[str, str] = {}
     for path, plugin in plugins.items():
         if plugin.ref.kind != "objective" and path not in run_by_stages:
@@ -186,7 +193,8 @@ def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedS
     """Yield every stage with the version of each column that it reads.
 
     Raises:
-        PlanError: a column is missing or has two providers, two rewrites have no declared order, or a check writes a column.
+        PlanError: a column is missing or has two providers, two rewrites have no declared order, or a stage of the phase `check` writes a
+            column.
     """
     columns = _Columns(facts, stages)
     for stage in stages:

@@ -46,7 +46,7 @@ class Candidate:
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Return the columns that the stage requires, each with the name of its reader."""
+        """Return the columns that the stage requires, each with the title of what reads the column: the stage, or a plugin that it runs."""
         found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)

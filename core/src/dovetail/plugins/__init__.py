@@ -1,4 +1,4 @@
-"""The plugin index: what is installed, what fits, and how a plugin is loaded.
+"""The plugin index: the installed plugins, which of them work with this core, and how a plugin is loaded.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

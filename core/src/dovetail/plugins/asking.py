@@ -35,8 +35,8 @@ def ask(
     """Run Python code in another process, and return the answers and how the process ended.
 
     Args:
-        code: Python code that finds the question in `asked` and calls `answer(value)` for each answer; both are JSON values.
-        asked: the question.
+        code: Python code that reads the variable `asked` and calls `answer(value)` with a JSON value for each answer.
+        asked: the value of the variable `asked`: a mapping of JSON values.
         timeout: seconds until the process is ended.
         interpreter: the Python to run; by default this one, with this process's module path.
         variables: environment variables, added to this process's.

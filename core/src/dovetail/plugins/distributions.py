@@ -48,7 +48,10 @@ def installed_distributions() -> tuple[list[Installed], list[str]]:
 def _first_on_path(
     name: str, seen: importlib.metadata.Distribution
 ) -> importlib.metadata.Distribution:
-    """Return the distribution that Python finds first under a name; it may have no plugins, unlike `seen`."""
+    """Return the distribution that Python finds first under a name.
+
+    It may be another copy than `seen`, the first copy with `dovetail.*` entry points, and then has no plugins.
+    """
     try:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

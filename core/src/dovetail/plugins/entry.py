@@ -232,7 +232,10 @@ def _agreeing(
 
 
 def _check_interface(plugin: PluginManifest, distribution: Installed, provided: str) -> None:
-    """Raise Rejection if a plugin excludes this interface version or this Python, which are the same on every host."""
+    """Raise Rejection if a plugin excludes this core's interface version, `provided`, or this Python, or if its range is invalid.
+
+    The packages that a plugin needs are not checked here, but where the plugin runs, since they may differ between hosts.
+    """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
     try:

@@ -12,7 +12,7 @@ _exit = os._exit
 _guarded: int | None = None
 """Id of the process that `guard_exit` guards; forked processes inherit this variable, but are not guarded."""
 _here = threading.local()
-"""`process`: id of the process in which this thread runs a file."""
+"""Thread-local. `_here.process` is the process id while the thread runs a user's file, else None."""
 
 
 def guard_exit() -> None:

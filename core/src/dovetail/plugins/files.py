@@ -33,7 +33,7 @@ from dovetail.plugins.kinds import FUNCTIONS_GROUP, Kind
 _loaded: dict[Path, tuple[str, types.ModuleType]] = {}
 """File → (SHA-256 of its content, module): unchanged content gives the same classes."""
 _named_here: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes without a `name`, which got the names of their attributes."""
+"""Classes that define no `name`, and were given the name of the attribute that holds them in the file."""
 _folders: set[Path] = set()
 """Folders of all plugin files that were run."""
 _locks: dict[Path, threading.RLock] = {}
@@ -221,7 +221,13 @@ def _own_names(module: types.ModuleType) -> list[str]:
 
 
 def _of_function(kind: Kind, function: Callable[..., Any], attribute: str) -> type[Plugin] | None:
-    """Return the plugin class that a kind, or a package for the kind, makes from a function; None if neither can."""
+    """Return the plugin class that wraps a function; None if plugins of the kind can't be made from functions.
+
+    The class is made by `of_function` of the kind's interface, or else by an installed package (`dovetail.functions`).
+
+    Raises:
+        PluginNotFoundError: the package that makes such plugins is not installed.
+    """
     make = getattr(import_object(kind.interface), "of_function", None) or _maker(kind)
     if make is None:
         if (package := OF_FUNCTIONS.get(kind.name)) is not None:

@@ -31,8 +31,8 @@ class PluginIndex:
     """All installed plugins, including those that a config can't select.
 
     Attributes:
-        all_entries: every declared plugin, by kind and name.
-        problems: messages about distributions that can't be read.
+        all_entries: every declared plugin, sorted by kind and name.
+        problems: messages about distributions that can't be read, and about kinds that are left out.
         distributions: the distributions with plugins or extensions.
         kinds: the kinds of plugin, by name: core's, and those of installed packages.
     """
@@ -161,7 +161,7 @@ def default_index() -> PluginIndex:
 
 
 def _kinds_of(distributions: Sequence[Installed]) -> tuple[dict[str, Kind], list[str]]:
-    """Return the kinds of core and of packages by name, and the reason for each kind that is left out."""
+    """Return core's and the installed packages' kinds of plugin by name, and a message for each kind that is left out."""
     kinds, complaints = dict(KINDS), []
     for distribution in distributions:
         for entry_point in distribution.entry_points:
@@ -185,7 +185,7 @@ def _kinds_of(distributions: Sequence[Installed]) -> tuple[dict[str, Kind], list
 
 
 def _mark_conflicts(entries: Iterable[PluginEntry]) -> list[PluginEntry]:
-    """Mark compatible plugins of several distributions that share a name."""
+    """Return the entries, with state `conflict` for compatible plugins of one kind and name in several distributions."""
     entries = list(entries)
     claims: dict[tuple[str, str], list[PluginEntry]] = {}
     for entry in entries:

@@ -63,14 +63,15 @@ KINDS: dict[str, Kind] = {
 }
 
 KINDS_GROUP = "dovetail.kinds"
-"""Entry-point group of a package's own kinds: `name = "module:Interface"`. The interface is a subclass of Plugin with `interface_api`,
-its version, and `Config`, the base of its plugins' Configs; the package's manifest holds both."""
+"""Entry-point group of a package's own kinds: `name = "module:Interface"`. The interface is a subclass of Plugin. Its
+attribute `interface_api` is the version of the interface; its `Config` is the base class of its plugins' Configs. The package's manifest
+records the version and the base class."""
 FUNCTIONS_GROUP = "dovetail.functions"
 """Entry-point group: `kind = "module:function"`. The function makes a plugin class from a Python function and a name for the class."""
 SUPERVISOR_GROUP = "dovetail.supervisor"
-"""Entry-point group of supervisors: `name = "module:function"`. A supervisor trains in a child process, and starts another after a
-failure of the infrastructure. The function's arguments are the config, the run directory, the command's arguments, environment variables
-for the child processes, and the file into which these write why they fail."""
+"""Entry-point group of supervisors: `name = "module:function"`. A supervisor trains in a child process, and starts a new
+one if the infrastructure fails. The function's arguments are the config, the run directory, the command's arguments, environment
+variables for the child processes, and the file to which a child process writes the cause of its failure."""
 EXTENSION_GROUPS = {
     KINDS_GROUP: "kinds of plugin",
     FUNCTIONS_GROUP: "makers of plugins from functions",

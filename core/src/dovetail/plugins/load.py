@@ -108,7 +108,8 @@ def make_plugin(ref: PluginRef, context: PluginContext, *, needs: bool = True) -
     Args:
         ref: the plugin's reference.
         context: role, rank, model and settings of the plugin's process.
-        needs: whether the plugin's needed packages must be installed here; False to read the plugin's columns, and for preflight rules.
+        needs: whether to check that the packages that the plugin needs are installed. False if the plugin is not run, but only asked for
+            its columns or examined by a preflight rule.
 
     Raises:
         PluginNeedsError: a package that the plugin needs is missing. Not raised for a plugin that connects to a running engine.
@@ -175,7 +176,11 @@ def plugin_section(kind: str, name: str, **settings: Any) -> Any:
 
 
 def _config_for(ref: PluginRef, cls: type[Plugin]) -> Any:
-    """Return a reference's config; a config of the kind's base class becomes the plugin's own Config, with its defaults."""
+    """Return a reference's config as an instance of the plugin's own Config.
+
+    If the reference has a config of the kind's base class, only its values that differ from the defaults are kept; all others become
+    the defaults of the plugin's Config.
+    """
     wanted = config_of(cls, default_index().kind(ref.kind))
     if isinstance(ref.config, wanted):
         return ref.config

@@ -40,9 +40,9 @@ def lock_for(
 
 
 def now_for(old: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a new lock of an old lock's plugins and environments as they are now, and the reasons why plugins no longer exist.
+    """Return a lock of the plugins and environments of the lock `old` as they are now, and the reasons why plugins no longer exist.
 
-    The reasons are by `kind/name`; plugins that no longer exist are not in the new lock.
+    The reasons are a mapping by `kind/name`; plugins that no longer exist are not in the new lock.
     """
     plugins, gone = [], {}
     hashes: dict[str, str] = {}

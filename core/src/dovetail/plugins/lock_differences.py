@@ -31,7 +31,7 @@ class LockDifference:
     what: What
     was: str | None
     now: str | None
-    """The new value, in place of the old value `was`; either is None if its lock lacks the subject."""
+    """Value in the new lock; `was` is the value in the old lock. None if the lock lacks the subject."""
     text: str
     """Description of the difference."""
     refused: bool = False
@@ -45,7 +45,7 @@ class LockDifference:
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], gone: Mapping[str, str] | None = None
 ) -> list[LockDifference]:
-    """Compare two plugin locks, and return warnings and errors.
+    """Return the differences between two plugin locks: errors (`refused` is True) and warnings.
 
     A different version, content, environment or choice of plugins is a warning. A different distribution of the same name, or a
     different range of interface versions, is an error.
@@ -125,7 +125,9 @@ def _of_environment(
 def _of_place(
     where: str, was: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[LockDifference]:
-    """Yield the differences in Python and packages of an environment; earlier versions of core did not record these in the lock."""
+    """Yield the differences in an environment's Python and packages. A lock of an earlier version of core may lack either: then it is not
+    compared.
+    """
     if was.get("python") and now.get("python") and was["python"] != now["python"]:
         text = f"Python{where} was {was['python']} and is {now['python']} now"
         yield LockDifference(f"python{where}", "python", was["python"], now["python"], text)

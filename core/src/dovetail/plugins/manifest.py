@@ -54,7 +54,7 @@ class PluginManifest:
     provides: tuple[str, ...] | None = ()
     """Columns that the plugin can write under its default config; None if it has no default config."""
     columns: tuple[Mapping[str, Any], ...] = ()
-    """Columns that the plugin defines: name, dtype, shape, meaning, owner, and `along` and `inner` if given."""
+    """Columns that the plugin defines, each a mapping with the fields of `dovetail.batch.columns.Column`."""
     config_schema: Mapping[str, Any] | None = None
     """Description of the Config: `{"doc", "fields": [{"name", "type", "doc", "default" | "required", …}]}`."""
     doc: str = ""

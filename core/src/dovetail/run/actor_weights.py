@@ -1,4 +1,4 @@
-"""ActorWeights: the version of the actor's weights that was sent last, and the number of the actor's steps since."""
+"""ActorWeights: the version of the actor's weights that the rollout engines last received, and the number of training steps since."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ActorWeights:
     moved: bool
     """Whether the actor's weights are newer than `version`."""
     steps: int
-    """Training steps since the trainer last published (sent) weights."""
+    """Number of training steps since the trainer last published (sent) weights."""
     sent: int
     """Number of sends in this process, including those that did not arrive."""
 

@@ -325,7 +325,7 @@ def _observers(trackers: Mapping[str, Any], logger: Logger, started: ExitStack) 
 
 
 def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
-    """Make the plugins that core's stages run on the controller, by key path."""
+    """Make the plugins that stages run on the controller: advantage estimator, rollout correction and KL controllers, by key path."""
     paths = ["algorithm.advantage"]
     if plan.has_stage("rollout_correction"):
         paths.append("algorithm.rollout_correction")
@@ -334,7 +334,7 @@ def _plugins_of_stages(plan: Plan, context: PluginContext) -> dict[str, Any]:
 
 
 def _made(refs: Mapping[str, PluginRef], context: PluginContext, prefix: str) -> dict[str, Plugin]:
-    """Make the plugins of a list in the config, by key path, in the list's order."""
+    """Make the plugins whose key paths begin with `prefix`, such as `tracking[`; return them by key path, in the config's order."""
     return {p: make_plugin(ref, context) for p, ref in refs.items() if p.startswith(prefix)}
 
 

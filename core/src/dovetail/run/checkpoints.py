@@ -32,7 +32,7 @@ class RunState:
     """The run's position. All other content of a checkpoint is the state of a part of the run."""
 
     step: int = 0
-    """Finished steps."""
+    """Number of finished steps."""
     validated: bool = False
     """Whether the run has evaluated held-out rows at least once."""
     train_seconds: float = 0.0
@@ -44,7 +44,7 @@ class CheckpointInProgress:
     """A checkpoint whose files are being written."""
 
     step: int
-    """Finished steps."""
+    """Number of steps that were finished when the save began."""
     path: Path
     """Path of the complete checkpoint."""
     blocking_seconds: float
@@ -61,7 +61,7 @@ class RunCheckpoints:
         store: the store of the checkpoints.
         groups: worker groups whose weights change, by role.
         loader: the loader of the training prompts.
-        ledger: the ledger of the training prompts.
+        ledger: the record of which training prompts are in flight, used or dropped.
         plugins: the controller's plugins whose `state()` is kept, by name.
         asynchronous: whether to write while training continues.
         expected_bytes: the estimated size of a checkpoint; 0 if unknown.

@@ -49,7 +49,7 @@ class ConstantColumns:
 
     @property
     def roles(self) -> frozenset[str]:
-        """Roles that compute only stages with constant columns; they are not needed once every example's columns are stored."""
+        """Roles that only stages with constant columns use; they are not needed once every example's columns are stored."""
         names = self._rows.keys()
         others = (stage.roles for stage in self._plan.stages if stage.name not in names)
         return frozenset(r for planned, _ in self.stages for r in planned.roles).difference(*others)

@@ -29,7 +29,7 @@ def load_data(config: RunConfig) -> SourceData:
 def make_loader(
     config: RunConfig, data: SourceData, sampler: Sampler
 ) -> tuple[PromptLoader, Ledger]:
-    """Return the loader of the training data, and the ledger of its issued prompts.
+    """Return the loader of the training data, and the ledger that records whether each prompt from the loader was used or dropped.
 
     Raises:
         PluginBrokenError: the sampler gives no permutation, or two different ones for the same epoch.

@@ -84,7 +84,7 @@ def enforce(loaded: LoadedConfig, plan: Plan, logger: Logger) -> tuple[Finding, 
 
 
 def refusal(source: str, errors: Sequence[Finding]) -> ConfigError:
-    """Return one ConfigError that lists all findings, each with the id of the rule and the fix."""
+    """Return one ConfigError that lists all findings, each with the id of the rule and the fix, under the heading `source`."""
     count = "1 error" if len(errors) == 1 else f"{len(errors)} errors"
     listed = "\n".join("  " + str(finding).replace("\n", "\n  ") for finding in errors)
     return ConfigError(f"{source}: {count}\n{listed}", problems=[f.message for f in errors])
@@ -130,8 +130,8 @@ def _unknown_ignored(config: RunConfig, known: Sequence[str]) -> Iterator[Findin
 def _unmet_needs(plan: Plan, apart: frozenset[str]) -> Iterator[str]:
     """Yield, once for each chosen plugin, the requirements that this environment lacks, and the command that installs them.
 
-    Plugins of roles in other environments (`apart`) are skipped: the rule `environment_unfit` checks these environments, and
-    running servers that a run joins report on themselves.
+    Plugins of the roles `apart` are skipped. Their processes run in other Python environments, which the rule `environment_unfit`
+    checks, or are engines that already run, which have their packages.
     """
     seen: set[tuple[str, str]] = set()
     for path, ref in plan.refs.items():

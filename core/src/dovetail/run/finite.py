@@ -95,7 +95,7 @@ def check_finite(
         columns: names of the columns to check; only floating-point columns are checked.
         step: the current step, with its experience.
         directory: the run directory; `faults/step_N.json` is written into it.
-        writer: a function that returns the name of the plugin stage that computed these columns from finite ones.
+        writer: a function that returns the name of the stage that wrote these columns, for the error's hint; None for a hint by column.
 
     Raises:
         NumericsError: a number is not finite; the error names the first column, the samples, and the file.

@@ -57,7 +57,7 @@ class Learner:
         self._columns = glossary(c for cls in (*plugins, *map(type, stages)) for c in cls.columns)
 
     def asks(self, number: int) -> frozenset[str]:
-        """Return the optional columns that a step needs from the rollout."""
+        """Return the optional columns that the experience source must provide for step `number`."""
         facts = self._record.plan.facts
         asked = (stage.asks(number, facts) for _, stage in self._stages)
         return self._record.plan.on_request.union(*asked)

@@ -97,7 +97,7 @@ class Measuring:
         return run_stage(stage, batch, step)
 
     def _measured(self, role: str, spec: ObjectiveSpec, batch: Batch) -> dict[str, float]:
-        """Return an objective's metrics: the engine's forward pass computes the outputs, the stage set the objective."""
+        """Return an objective's metrics, which the stage set computes from the outputs of the engine's forward pass."""
         with self._offload_manager.present(role):
             outputs: Batch = self._groups[role].forward(batch, frozenset(spec.outputs)).result()
         stage_set = self._record.plan.facts.plugins["algorithm.stage_set"].cls

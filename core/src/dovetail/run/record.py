@@ -57,7 +57,7 @@ class RunRecord:
     profile: StepProfile
     stop: StopSwitch
     accuracy: Callable[[], Mapping[str, Any]]
-    """Function that returns the accuracies for the summary."""
+    """Function that returns `accuracy_metric`, `accuracy_before` and `accuracy_after` for the summary; see `ExperienceSource.summary`."""
     timers: Timers = attrs.field(factory=Timers)
     metrics: dict[str, float] = attrs.field(factory=dict)
     """Metrics of the current step, or of the time before the first step."""
@@ -288,7 +288,7 @@ class RunRecord:
         self.logger.info("model exported", path=str(self.directory.final))
 
     def _restarts(self) -> dict[str, int]:
-        """Return the numbers of restarts by a supervisor and of repeated steps; empty without restarts."""
+        """Return how often a supervisor restarted the run (`restarts`), and how many steps this repeated; empty without restarts."""
         rows = read_rows(self.directory.restarts)
         repeated = sum(int(row.get("repeated", 0)) for row in rows)
         return {"restarts": len(rows), "steps_repeated": repeated} if rows else {}
@@ -328,7 +328,7 @@ class RunRecord:
 
     @contextmanager
     def _failure_reported(self) -> Iterator[None]:
-        """Log a failure to save instead of raising it, if the run's own error matters more or a later save follows."""
+        """Log an error of the block, a save, instead of raising it, so that it does not replace the reason for which the run ends."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the run's own error must be the one that is seen

@@ -51,7 +51,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
 
 
 def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
-    """Raise an error if changes of the config would turn the run in a directory into another run.
+    """Raise an error if changes of the config would turn the run at `place`, a directory or an address, into another run.
 
     Raises:
         ConfigError: there is such a change.

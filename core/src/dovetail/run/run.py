@@ -239,7 +239,7 @@ def _check_steps_are_left(source: Path, plan: Plan) -> None:
 
 
 def _set_aside(final: Path, step: int | None, logger: Logger) -> None:
-    """Rename the final model of an earlier end after its step, so that `final/` is free for the continued run's."""
+    """Rename `final/`, the model that the run wrote when it ended at `step`, to `final_step_N`, so that the continued run can write it."""
     if final.exists():
         kept = final.with_name(f"{final.name}_step_{step}")
         if kept.is_dir():
@@ -285,7 +285,11 @@ def lock_of(config: RunConfig, plan: Plan, data: SourceData | None) -> dict[str,
 
 
 def _used(plan: Plan) -> list[PluginRef]:
-    """Return the plugins that the run uses, without those of roles that have no model and an unused advantage or policy loss."""
+    """Return the selected plugins that the run uses.
+
+    Omitted are plugins of roles without a model, the estimator if no stage computes advantages, and the policy loss and its aggregation if
+    `actor.objective` selects an objective.
+    """
     there = {model.role for model in plan.models}
     without = [f"{role}." for role in plan.facts.config.role_sections if role not in there]
     without += [] if plan.has_stage("advantage") else ["algorithm.advantage"]

@@ -77,7 +77,7 @@ def start_roles(
 
 @contextmanager
 def _telling_of(replicas: Future[Any], logger: Logger) -> Iterator[None]:
-    """Log an error or a Ctrl-C at once, if it takes effect only after the rollout's start."""
+    """Log an error or a Ctrl-C of the block at once if the rollout is still starting, since the error ends the run only after the start."""
     try:
         yield
     except BaseException as error:

@@ -298,7 +298,10 @@ class TrainingRun(Run):
             )
 
     def _check_published(self, does: str) -> None:
-        """Check that the rollout has recent weights of the actor; before the first publication it has those of `model.path`."""
+        """Check that the rollout has the actor's weights, at most `max_staleness` steps old.
+
+        Until this process has published weights, the rollout has those of `model.path`. `does` says in the error what the trainer did.
+        """
         stale = self.weights.steps > self._max_staleness
         if not (self.source.follows and self.weights.stale) or (self._published and not stale):
             return

@@ -28,7 +28,7 @@ class EpisodeSection(PluginSection):
     on_history_change: Literal["keep", "fork", "refuse"] = "keep"
     """What to do if the chat template renders earlier turns differently once other turns follow (Qwen3 drops earlier thinking). `keep`: the
     policy continues to see the tokens that it produced. `fork`: the trajectory continues in a new sequence, with the conversation rendered
-    again as a server would. `refuse`: the run is refused."""
+    again as a server would. `refuse`: such a template ends the run with an error before the first step."""
 
     def settings(self) -> Mapping[str, Any]:
         """Return the loop's defaults for other keys, as plain containers; any config layer that gives a key overrides its default."""

@@ -61,8 +61,8 @@ def plugin_field(
         kind: the kind of the plugin.
         default: the name of the plugin if none is selected.
         collection: `list` or `dict` if the field holds several plugins.
-        factory: the function that makes the default section, of the kind's base class; the section's values override defaults of
-            the plugin's Config.
+        factory: the function that makes the default section, an instance of the kind's base class. Values of this section take
+            precedence over the defaults of the plugin's Config.
     """
     factories: dict[str | None, Any] = {
         "list": lambda: tuple(PluginSection(name=name) for name in (default or "").split()),

@@ -74,7 +74,7 @@ class RuntimeSection(PluginSection):
         Args:
             role: the role whose processes run in the environment.
             path: the path as written in the config.
-            plugins: the plugin entries of the same file.
+            plugins: the entries of the run's plugins in `plugins.lock.json`.
         """
         return {"path": path}
 

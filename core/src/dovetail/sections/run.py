@@ -97,7 +97,7 @@ class DataSection:
     """Parquet or JSONL files with training rows: a list, or one file's path as a bare string."""
     mixture: dict[str, MixtureSection] = attrs.field(factory=dict, validator=_whole_mixture)
     """Several datasets by name with weights, in place of `train_files`: `{math: {files: math.parquet, weight: 3}, chat: {files: chat.jsonl,
-    weight: 1}}`. An epoch has as many prompts as all datasets have rows together; by weight, a dataset is repeated or used in part."""
+    weight: 1}}`. An epoch has as many prompts as all datasets have rows together; weights may repeat a dataset or use only a part of it."""
     streaming: Literal["auto"] | bool = "auto"
     """For trainers on examples of a dataset: read training rows when they are needed, and tokenise ahead. Overlong rows are then left out,
     and faulty rows found, when they are read. auto: stream if the rows have more than 67 million characters, which take a process about a
@@ -124,7 +124,7 @@ class DataSection:
     image_key: str = "images"
     """Column that holds the prompt's images: paths, bytes, or mappings with `bytes` or `path`."""
     media_dir: str | None = None
-    """Directory for images without a file of their own, named by content. A run's processes all read it. None: `media` in `output_dir`."""
+    """Directory for copies of images that have no file of their own; all processes of a run read it. None: `media` in `output_dir`."""
     train_batch_size: int = attrs.field(default=128, validator=COUNT)
     """Prompts a step, each with rollout.n samples; or examples a step, for trainers on examples of a dataset."""
     val_batch_size: int | None = attrs.field(
@@ -258,9 +258,9 @@ class TrainerSection(PluginSection):
     validation_samples: int = attrs.field(default=-1, validator=attrs.validators.ge(-1))
     """Number of each validation's samples that are written to files, for people to read; -1 means all."""
     kept_samples_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
-    """Maximum bytes of further samples of a run, kept with advantages and log-probabilities. These are each step's best, worst and longest
-    sample, a failed one, and the one with the largest advantage, each with the other responses to its prompt. Beyond the limit, the samples
-    of every second step are removed; 0 keeps none."""
+    """Maximum bytes of all files `samples/kept_N.jsonl` of a run. The file of step N has the best, worst and longest sample, a failed one,
+    and the one with the largest advantage, with advantages and log-probabilities; if room is left, also the other responses to these
+    prompts. Beyond the limit, the files of every second step are removed; 0 writes none."""
     max_log_bytes: int = attrs.field(default=64 << 20, validator=attrs.validators.ge(0))
     """Maximum bytes of each file below `logs/`, to which workers and engines print. After each step, the last `max_log_bytes` of a longer
     file are moved to FILE.1, replacing it; 0 means no limit."""

@@ -40,7 +40,7 @@ class OptimSection(PluginSection):
 
 
 def _override_config() -> Any:
-    """Return the field of a role's overrides of its model's config."""
+    """Return the attrs field `override_config` of a role: values that replace those of its model's config.json."""
     return attrs.field(default=None, validator=attrs.validators.optional(JSON_VALUES))
 
 
@@ -75,7 +75,7 @@ class EngineSection(PluginSection):
         return False
 
     def lighter(self) -> Iterable[Mapping[str, object]]:
-        """Return possible changes of the engine's settings (key → value), the cheapest first. Each alone saves accelerator memory."""
+        """Return changes of settings (key → value) that would each save accelerator memory, the one that costs least first."""
         return ()
 
     def shards(self, ranks: int) -> int:
@@ -200,8 +200,8 @@ class RefSection:
     """The reference policy, which is not trained; it exists only if something requires `ref_log_probs`."""
 
     update: FollowSection | None = None
-    """Rule by which the reference follows the actor (TR-DPO, arXiv 2404.09656); by default its weights never change. A reference that
-    follows an actor with an adapter is a separate model."""
+    """Rule by which the reference follows the actor (TR-DPO, arXiv 2404.09656); by default its weights never change. If the
+    actor has an adapter, a reference that follows is a separate model, not the actor with its adapter disabled."""
     engine: EngineSection | None = plugin_field("engine", None)
     """The engine that scores with the reference; by default the actor's."""
     path: str | None = None

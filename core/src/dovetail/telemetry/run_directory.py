@@ -47,8 +47,8 @@ class RunDirectory:
         final: the path of the trained model, in Hugging Face format.
         metrics: the path of the metrics file, with one JSON object for each log call.
         events: the path of the structured log.
-        restarts: the path of the record of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` reached,
-            `from_step`, steps `repeated`.
+        restarts: the path of the record of the supervisor's restarts, one JSON object each: `time`, `cause`, `exit_code`, `step` (the last
+            step before the restart), `from_step` (the step of the checkpoint), and `repeated` (the number of steps to repeat).
         checkpoints: the folder of checkpoints.
         summary: the path of the run's summary.
         report: the path of the report page.
@@ -320,7 +320,7 @@ def _running(path: Path) -> RunDirectoryError:
 
 
 def already_taken(path: Path) -> RunDirectoryError:
-    """Return the error for a path that can't take a new run: a file has it, or a run that is under way or has ended."""
+    """Return the error for a path where no run can begin: it is a file, or the directory of a run that is running or has ended."""
     if not path.is_dir():
         return RunDirectoryError(
             f"the run directory {str(path)!r} can't be created: a file has this path",

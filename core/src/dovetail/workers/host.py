@@ -110,7 +110,7 @@ class WorkerHost:
         self._started.pop_all().close()
 
     def _transport(self, ref: PluginRef, context: PluginContext) -> Any:
-        """Return the transport of a reference, one for each process: both ends of an in-process transport must be the same object."""
+        """Return the transport of a reference; equal references give one object, which both ends of an in-process transport must share."""
         from dovetail.plugins.load import make_plugin
 
         with self._making:

@@ -81,7 +81,7 @@ class InlineRuntime(Runtime):
         return InlineGroup([worker], mesh, role=spec.role)
 
     def rollout_replicas(self, spec: WorkerSpec, count: int) -> list[BaseRollout]:
-        """Start rollout engines, each with the number of the replica as its rank.
+        """Start `count` rollout engines, each with the index of the replica as its rank.
 
         Engines that compute in separate processes start at the same time.
 
@@ -98,7 +98,7 @@ class InlineRuntime(Runtime):
         return [started.result() for started in starting]
 
     def restart_replica(self, replica: BaseRollout) -> BaseRollout:
-        """Close a replica, and start a new one with the same number. Several threads may call this at once.
+        """Close a replica, and start a new one with the same index. Several threads may call this at once.
 
         Raises:
             RolloutError: this runtime did not start the replica.

@@ -137,7 +137,7 @@ class Nd(DispatchMode):
 
 @lru_cache(maxsize=256)
 def _parts_of(mesh: Mesh, split: tuple[str, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return each rank's part, numbered with the last split axis fastest, and for each part the rank that holds its result."""
+    """Return for each rank the index of its part, where the last split axis varies fastest, and for each part the rank with its result."""
     part_of_rank, rank_of_part = [], {}
     for rank in range(mesh.size):
         where, part = mesh.coordinates(rank), 0

@@ -46,8 +46,8 @@ class EpisodeOutcomeConfig(PluginSection):
         default=("no_answer", "unreadable_call", "turns", "tokens"),
         validator=attrs.validators.min_len(1),
     )
-    """Conditions under which an episode is dropped or masked; the table of `episode_outcome` explains each. `turns`, `tokens` and `calls`:
-    the episode reached or exceeded this limit."""
+    """Conditions under which an episode is dropped or masked; the table of `episode_outcome` explains each. `turns` and
+    `tokens`: the episode reached `max_turns` or data.max_response_length. `calls`: a turn has more calls than `max_calls_per_turn`."""
     answer: str = attrs.field(default=r"\S", validator=_pattern)
     """Regular expression that is searched for in a turn's text: a turn without a match is not an answer."""
     action: Literal["drop", "mask"] = "drop"

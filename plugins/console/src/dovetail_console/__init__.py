@@ -1,1 +1,3 @@
-"""A run on the terminal: the tracker `console`, and the commands `runs`, `watch` and `doctor`."""
+"""The terminal interface of runs: the tracker `console`, commands such as `plan`, `runs`, `watch` and `doctor`, and the supervisor
+that restarts a failed run.
+"""

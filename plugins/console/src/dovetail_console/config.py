@@ -16,4 +16,4 @@ class ConsoleConfig(PluginSection):
     refresh_per_second: float = attrs.field(default=4.0, validator=attrs.validators.gt(0))
     """Redraws of the live display per second."""
     metrics: tuple[str, ...] = ()
-    """Further metrics to show, by name, such as `actor/clip_frac`."""
+    """Names of metrics to show in addition to the key figures (reward, loss, KL, …), such as `actor/clip_frac`."""

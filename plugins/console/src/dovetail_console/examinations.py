@@ -17,8 +17,9 @@ ROW: dict[str, type | tuple[type, ...]] = {
     "detail": str,
     "problem": (str, type(None)),
 }
-"""The keys of a row and their types. `problem` says what is broken and, on a second line after `→`, how to fix it. Something that is
-only missing is no problem."""
+"""The keys of a row and their types. `what` names what was examined, `available` says whether it can be used here, `detail` is a remark,
+such as its version. `problem` says what is broken and, on a second line after `→`, how to fix it; None if nothing is broken, even
+if something is missing."""
 TIMEOUT = 60.0
 """Seconds that one examination function may take."""
 _CODE = """

@@ -17,7 +17,7 @@ USABLE = 0.93
 """Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and fragmentation."""
 
 _CACHES = 1 / 8
-"""Minimum share of a step's KV caches that an engine should have memory for."""
+"""If a rollout engine's share of an accelerator is lowered: the minimum part of a step's KV caches for which it must keep memory."""
 
 Changes = Mapping[str, object]
 Planned = Callable[[Changes], Plan]
@@ -33,7 +33,7 @@ class Fit:
     changes: Changes
     """Keys of the config and their new values; if nothing fits, the changes tried last."""
     least: int
-    """Minimum bytes of the fullest phase of a step with these changes."""
+    """Bytes that a step needs at least with these changes: the maximum of `PlannedMemory.least` over its phases."""
 
 
 def fitting(planned: Planned, card: int) -> Fit:
@@ -66,7 +66,7 @@ def fitting(planned: Planned, card: int) -> Fit:
 
 
 def _tried(judge: Callable[[Changes], Fit], steps: Iterable[Changes]) -> Fit | None:
-    """Judge a run under all these changes together; None if the config does not accept them."""
+    """Return the `Fit` of a run under all these changes together; None if the config does not accept them."""
     changes = {key: value for step in steps for key, value in step.items()}
     try:
         return judge(changes)
@@ -75,7 +75,9 @@ def _tried(judge: Callable[[Changes], Fit], steps: Iterable[Changes]) -> Fit | N
 
 
 def _judged(planned: Planned, card: int, measured: Measured, changes: Changes) -> Fit:
-    """Judge a run under changes, with the share of an accelerator that its rollout's engine can have.
+    """Return the `Fit` of a run with these changes. If the run does not fit, try a smaller share of the accelerator for the rollout engine.
+
+    The share is then the largest that leaves enough memory for the models, provided that it is enough for the engine too.
 
     Raises:
         DovetailError: the run can't be planned.

@@ -13,7 +13,7 @@ from dovetail.planning import ModelRole, Plan
 from dovetail.sections import EngineSection
 
 Measured = MutableMapping[str, WorkingMemory | None]
-"""Working memory that engines reported (None if unknown), by the question that was asked."""
+"""Cache of the working memory that engines reported (None if unknown). The key is the text of all arguments that the engine was given."""
 _FLOAT32 = BYTES["float32"]
 _NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 """Bytes of a 4-bit weight, including 8 bits for each 64 weights' scale, and 32 bits for the scale of 256 such scales."""
@@ -101,7 +101,7 @@ def _taken(
 
 @attrs.frozen
 class _Needs:
-    """The memory of a role: held always (`held`), and while it computes."""
+    """The memory of a role: held always (`held`), and in addition while it computes (`gradients`, `working`)."""
 
     role: ModelRole
     held: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""Finds a plugin by its `NAME`, `KIND/NAME` or alias; with errors that name the nearest."""
+"""Finds plugins by `NAME`, `KIND/NAME` or alias. Errors suggest the nearest existing name."""
 
 from __future__ import annotations
 

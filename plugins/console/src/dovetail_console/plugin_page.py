@@ -25,7 +25,7 @@ IN_A_CONFIG = "In a config:"
 _IMPLIED = frozenset({("rollout_correction", "mode")})
 """Kind and key of settings that follow from a plugin's name."""
 _MOOT = {"weights": "weight"}
-"""Key of a rollout correction → word; if the key is null, keys that contain the word have no effect."""
+"""Key of a rollout correction → a word: if the key's value is null, all keys that contain the word have no effect."""
 _ROUNDS = 10
 """Rounds of generation in an example of a filter that drops samples, as in DAPO's preset."""
 _BASE = "dovetail.sections"

@@ -64,7 +64,7 @@ def import_fault(kind: str, name: str, distribution: str) -> tuple[str, str | No
 
 
 def _of_distribution(entries: Sequence[Any]) -> list[Probed]:
-    """Probe in order; after a crash, continue with the next plugin in a new process."""
+    """Import the plugins of one distribution in order, in one subprocess. After a crash, continue with the next plugin in a new one."""
     found: list[Probed] = []
     while left := entries[len(found) :]:
         plugins = [(entry.kind, entry.name, entry.distribution) for entry in left]

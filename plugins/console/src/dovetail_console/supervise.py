@@ -48,7 +48,7 @@ def supervise(
         path: the run directory.
         arguments: the arguments of the command `dovetail`, such as `["train", "config.yaml"]`.
         variables: environment variables that tell a process about its supervisor.
-        cause: the file for the cause of a process's failure.
+        cause: the file to which a process of the run writes the message of the error that ended it.
 
     Raises:
         click.exceptions.Exit: the run did not complete. The exit code is that of the run's last process.
@@ -117,7 +117,12 @@ class _Attempts:
         return code == os.EX_TEMPFAIL or (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM))
 
     def why_not_again(self, done: int, most: int) -> str:
-        """Return why there is no further restart; empty if there is one."""
+        """Return why the run is not restarted again; empty if it is.
+
+        Args:
+            done: the number of restarts so far.
+            most: the maximum number of restarts.
+        """
         if self.in_vain >= IN_VAIN:
             return f"{IN_VAIN} restarts in a row completed no new step; last cause: {self._cause}"
         if done >= most:
@@ -125,7 +130,13 @@ class _Attempts:
         return ""
 
     def announce(self, number: int, most: int, seconds: float) -> None:
-        """Print that the run is restarted, and record the restart in the run directory, if there is one."""
+        """Print that the run will be restarted, and record the restart in the run directory, if there is one.
+
+        Args:
+            number: the number of the restart, from 1.
+            most: the maximum number of restarts.
+            seconds: the pause before the restart.
+        """
         latest = CheckpointStore(self._directory.checkpoints).latest()
         step = int(latest.name.removeprefix("step_")) if latest else 0
         reached = self._reached()

@@ -150,7 +150,7 @@ class ConsoleTracker(Tracker):
         return (until - since) / (last - first) * max(0, self._total - last)
 
     def _line(self, step: int, metrics: Mapping[str, float], advanced: bool) -> str:
-        """Return one step as a line of text."""
+        """Return a step's metrics as a line of text; with the remaining time if they are the first of a new step (`advanced`)."""
         parts = [f"step {step}/{self._total}" if self._total else f"step {step}"]
         for figure in self._figures:
             name = figure.find(metrics)

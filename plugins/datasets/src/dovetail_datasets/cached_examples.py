@@ -34,7 +34,7 @@ from dovetail_datasets.shards import SHARD_ROWS, Shard, ShardFile, ShardFolder
 
 _log = logging.getLogger("dovetail")
 SAMPLED = 3
-"""The number of shards of a streamed dataset that are read before the start: the first, and others at equal distances."""
+"""How many shards of each streamed dataset are read before the run starts: the first, and others at equal distances."""
 
 
 class _Part(NamedTuple):
@@ -42,12 +42,12 @@ class _Part(NamedTuple):
 
     dataset: int
     number: int
-    """Number of the shard within the dataset."""
+    """Index of the shard within its dataset."""
     group: int
     place: int
     """Index of the shard's first row in the row group."""
     first: int
-    """Number of the shard's first row in the dataset."""
+    """Index of the shard's first row within its dataset."""
     size: int
 
 
@@ -68,7 +68,7 @@ class ExampleShards:
     """The shards (tokenised examples of consecutive rows) of datasets, opened from the cache or made from the rows.
 
     Args:
-        datasets: the datasets, in the order of their rows' numbers.
+        datasets: the datasets. Rows and shards are numbered through all of them, from 0, in this order.
     """
 
     def __init__(self, datasets: Sequence[ExampleRows]) -> None:
@@ -97,7 +97,7 @@ class ExampleShards:
         )
 
     def spread(self) -> list[int]:
-        """Return the numbers of a few shards of each dataset: the first, and others at equal distances."""
+        """Return the indices, over all datasets, of a few shards of each dataset: the first, and others at equal distances."""
         chosen: set[int] = set()
         for dataset in range(len(self.datasets)):
             own = [n for n, part in enumerate(self._parts) if part.dataset == dataset]
@@ -105,7 +105,11 @@ class ExampleShards:
         return sorted(chosen)
 
     def read(self, numbers: Iterable[int] | None = None) -> list[tuple[int, Shard]]:
-        """Return the shards of these numbers, by default all, each with the number of its dataset."""
+        """Return shards, each preceded by the index of its dataset.
+
+        Args:
+            numbers: the indices of the shards over all datasets; None returns all shards.
+        """
         wanted = range(len(self._parts)) if numbers is None else [*numbers]
         for number in wanted:
             self._ask(number)
@@ -115,7 +119,7 @@ class ExampleShards:
         """Return the example made from a row; a BadRow with the error if the row is bad, and None if it is too long.
 
         Args:
-            row: the number of the row, counted over all datasets.
+            row: the index of the row over all datasets.
 
         Raises:
             DataError: the row's file has changed, or the row is bad and no bad row is allowed.
@@ -176,7 +180,7 @@ class ExampleShards:
         self._asked[number] = self._executor.submit(self._made, number)
 
     def _made(self, number: int) -> Shard:
-        """Open a shard from the cache, or have it made; runs in a thread."""
+        """Open the shard with the index `number` (over all datasets) from the cache, or have it made; runs in a thread."""
         part = self._parts[number]
         dataset = self.datasets[part.dataset]
         # Only one thread reads at a time: cursors read a group's rows sequentially.
@@ -223,7 +227,7 @@ class CachedExamples(IndexedPrompts):
 
     Args:
         shards: the shards of the datasets.
-        rows: int64 [E], the number of the row from which each example is made.
+        rows: int64 [E], for each example, the index over all datasets of the row from which it is made.
         digests: digests of the examples, from which the digest of the sequence is computed.
     """
 
@@ -266,19 +270,19 @@ class CachedExamples(IndexedPrompts):
 
 
 class StreamedExamples(CachedExamples, StreamedPrompts):
-    """The examples of datasets by row number, each prepared shortly before the trainer takes it.
+    """The examples of datasets by the index of their row, each prepared shortly before the trainer takes it.
 
     Args:
         shards: the shards of the datasets.
         digests: digests of the files, and of the examples read before the start.
-        most_bad: the limit of bad rows.
+        most_bad: the maximum number of bad rows (`data.max_bad_rows`).
     """
 
     def __init__(self, shards: ExampleShards, digests: Iterable[str], most_bad: int) -> None:
         super().__init__(shards, np.arange(shards.rows), digests)
         self._most_bad = most_bad
         self.bad: dict[int, BadRow | None] = {}
-        """Bad rows that were taken, by row number; None for those found before the run was resumed."""
+        """Bad rows that were taken, by the index of the row; None for those found before the run was resumed."""
 
     def take(self, row: int) -> Example | BadRow | None:
         """Return the example of a row; see `ExampleShards.take`.
@@ -320,7 +324,7 @@ class ShardMaker:
 
         Args:
             dataset: the index of the dataset.
-            number: the number of the shard in the dataset.
+            number: the index of the shard within the dataset.
             rows: the rows of the shard.
         """
         make, folder = self._datasets[dataset]

@@ -49,9 +49,9 @@ class TextEncoder:
     A message spells a control token if its text contains the token's text, such as `<|im_end|>`. A spelled token is encoded as plain text.
     Control tokens are the tokenizer's special tokens, and other added tokens that the chat template names, such as `<think>`.
 
-    Exception: in some messages, spelled tokens that the template names are encoded as control tokens. In an assistant's messages this
-    holds for all of them, since datasets write thoughts and calls in this way; in messages of `system`, `developer` and `user` for those
-    without a bar (`<think>`, but not `<｜User｜>`); in tool results for none.
+    Exception: in an assistant's messages, spelled tokens of the latter sort (named by the template, not special) are encoded as control
+    tokens, since datasets write thoughts and calls in this way. In messages of `system`, `developer` and `user`, only those without a bar
+    are (`<think>`, but not `<｜User｜>`); in tool results, none.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -216,7 +216,7 @@ class TextEncoder:
         return list(chain.from_iterable(ids))
 
     def parts(self, texts: Sequence[Sequence[str]]) -> list[Parts]:
-        """Return the token ids of texts that are given in parts, part by part. The first part of a text is its prompt.
+        """Return the token ids of each part of texts. A text is given as a sequence of parts, of which the first is its prompt.
 
         The prompt has the same ids as if it were encoded alone, as in generation. If a token of the joined text would span two parts, the
         parts are encoded one by one.

@@ -70,7 +70,10 @@ class TurnEnds:
         return following[: len(following) - len(rest) + len(mark)]
 
     def _missing(self, tools: Tools, calls: bool) -> tuple[str, str, str] | None:
-        """Return the white space that the template writes after a last turn, the white space before the token to add, and this token."""
+        """Return the white space that the template writes after a last turn, the white space before the token to add, and this token.
+
+        None if there is nothing to add: the template ends the turn itself, or the token is not known.
+        """
         form = message_form(self._tokenizer, tools)
         if form.tail is None or form.tail.strip():
             return None

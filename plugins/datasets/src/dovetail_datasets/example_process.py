@@ -17,7 +17,7 @@ class ExampleProcess:
     multiprocessing is not used, since its children run the user's main script again.
 
     Args:
-        make: the pickled function, which the process calls with each call's arguments.
+        make: the pickled function. Calling the `ExampleProcess` calls this function in the process, with the same arguments.
 
     Raises:
         Exception: the function can't be unpickled in the process.

@@ -109,7 +109,8 @@ def row_parser(
 ) -> Callable[[Mapping[str, Any], str, str | None], RawExample]:
     """Return a function that checks and parses one row.
 
-    The function takes the row, its file and number for messages, and the folder of its relative paths.
+    The function has three arguments: the row, the row's name in messages (its file and number), and the folder to which relative
+    paths in the row refer.
 
     Args:
         files: the files, with the columns of all rows.
@@ -199,7 +200,10 @@ def _up_to_the_last_trained(example: RawExample) -> RawExample:
 def _columns(
     kind: Examples, there: Collection[str], section: DataSection
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the columns of a row's responses, empty if its messages contain them, and the columns that every file must have."""
+    """Return two tuples of column names: those of the responses, and those that every file must have.
+
+    The first is empty if the responses are part of a conversation in one column.
+    """
     if kind == "preferences":
         return _SIDES, _SIDES
     responses = tuple(name for name in _RESPONSES if name in there)[:1]

@@ -134,7 +134,11 @@ class ExampleMaker:
         }
 
     def shard(self, rows: Sequence[NumberedRow]) -> tuple[ShardFacts, list[Example]]:
-        """Return facts about rows, with the faults of bad ones, and the examples of the others; for errors see `load_datasets`."""
+        """Convert rows to examples; for errors see `load_datasets`.
+
+        Returns:
+            Facts about the rows, which include the bad rows; and the examples of the rows that are neither bad nor too long.
+        """
         self.left_out.tally, spelled, self._pictures = Tally(), self._spelled, False
         made = made_or_bad(self, rows, self._encoders, self._section.max_bad_rows)
         examples = [each for each in made if isinstance(each, Example)]
@@ -157,11 +161,11 @@ class ExampleMaker:
 
     @property
     def _spelled(self) -> int:
-        """Number of control tokens that the rows so far spell."""
+        """Number of control tokens that the texts of the rows so far contain; see `TextEncoder`."""
         return sum(encoder.spelled for encoder in self._encoders)
 
     def __call__(self, rows: Sequence[NumberedRow]) -> list[Example | None]:
-        """Return an example for each row, or None if the row is too long and left out; raises as `load_examples`."""
+        """Return an example for each row, or None if the row is too long and left out; for errors see `load_datasets`."""
         parsed = [self._parsed(row) for row in rows]
         self._check_template(parsed)
         # Rows with images are rendered one by one, since the bytes of images are large.

@@ -62,7 +62,7 @@ _COLUMNS = frozenset(
 )
 """Columns of every example."""
 _GENERATED = frozenset({"rollout", "reward", "baseline"})
-"""Owners of columns that only generated samples have."""
+"""Values of `Column.owner` that mark columns which only generated samples have."""
 _SIDES = ("chosen", "rejected")
 
 
@@ -249,7 +249,10 @@ class ExamplesSource(ExperienceSource):
             return dict(measure(self._validation))
 
     def fixed(self) -> Sequence[Batch]:
-        """Return all examples as batches, held-out ones included; empty if they are streamed, or if the run sees none of them twice."""
+        """Return all examples as batches, held-out ones included, so that frozen models score each example only once.
+
+        Empty if the examples are streamed, or if the run trains on none of them twice.
+        """
         config, examples = self._site.config, self._site.loader.prompts
         size, steps = config.data.train_batch_size, self._site.plan.counts.steps
         if self._site.data.train.streamed or steps * size <= len(examples):

@@ -88,7 +88,7 @@ class _Reader:
         self._firsts = [0, *accumulate(self.sizes)]
 
     def read(self, number: int, start: int) -> Iterator[PlacedRow]:
-        """Yield the rows of group `number`, from row `start` of the group on."""
+        """Yield the rows of the group with the index `number`, beginning with the row with the index `start` in the group."""
         raise NotImplementedError
 
     def _count(self) -> None:

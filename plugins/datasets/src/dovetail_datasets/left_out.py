@@ -130,7 +130,11 @@ class LeftOut:
 
 
 def _kind(conversation: TrainedConversation) -> Hashable:
-    """Return a key of the properties by which templates distinguish conversations: roles, fields of messages, and what follows each."""
+    """Return a key that is equal for conversations which a template treats alike, so that only one of them is rendered.
+
+    It holds, for each form of message, the role, the fields, whether it is trained on, and whether a user's message follows later; and
+    whether there are tools.
+    """
     shapes, asked_later, last = set[Hashable](), False, len(conversation.messages) - 1
     for place in range(last, -1, -1):
         message = conversation.messages[place]
@@ -150,7 +154,12 @@ def _kind(conversation: TrainedConversation) -> Hashable:
 def _marked(
     message: Mapping[str, Any], numbers: Iterator[int]
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Return a copy of a message with marks in place of its texts, and pairs of a description of the text and its mark."""
+    """Return a copy of a message with marks in place of its texts, and, for each mark, a pair: a description of the text, and the mark.
+
+    Args:
+        message: the message.
+        numbers: yields a new integer for each mark, which makes the mark unique.
+    """
     marks: list[tuple[str, str]] = []
 
     def mark(what: str) -> str:

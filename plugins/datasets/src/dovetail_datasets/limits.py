@@ -154,7 +154,16 @@ def beyond(example: Example, section: DataSection) -> tuple[str, int, str, int] 
 def too_long(
     place: str, what: str, tokens: int, key: str, limit: int, of_images: int = 0
 ) -> DataError:
-    """Return the error about a part of a row (`what`) that has more tokens than the config key `key` allows."""
+    """Return the error about a part of a row that is too long.
+
+    Args:
+        place: the row's file and number.
+        what: the part, such as `prompt`.
+        tokens: the number of the part's tokens.
+        key: the config key of the limit.
+        limit: the key's value.
+        of_images: how many of the tokens stand for images.
+    """
     images = f", {of_images} of them for images" if of_images else ""
     return DataError(
         f"{place}: the {what} has {tokens} tokens{images}, more than {key}={limit}",

@@ -29,7 +29,7 @@ from dovetail_datasets.rows import CheckedGroups, FileRows, by_file, check_bad_r
 from dovetail_datasets.shards import SHARD_ROWS, ShardFolder, cache_folder
 
 STREAMED_FROM = 2**26
-"""Characters of rows from which `data.streaming: auto` streams; a process tokenises about a million characters per second."""
+"""Estimated characters in all rows above which `data.streaming: auto` streams; a process tokenises about a million per second."""
 HEADS, HEAD = 4, 256
 """The number of groups, and of first rows in each, from which a dataset's columns are determined."""
 PROCESSES_FROM = 8 * SHARD_ROWS
@@ -140,7 +140,7 @@ def load_datasets(
 
 
 def _read(shards: ExampleShards, section: DataSection, *, streamed: bool) -> ExampleSet:
-    """Read all rows; if streamed, only some shards."""
+    """Make the set of examples. All shards are read now; if `streamed`, only a few of each dataset, to check them before the run starts."""
     datasets = shards.datasets
     processes = section.processes or min(_cores(), MOST_PROCESSES)
     if not streamed and shards.missing() >= PROCESSES_FROM:

@@ -17,7 +17,7 @@ from dovetail.plugins import called, title_of
 
 
 class NumberedRow(NamedTuple):
-    """A row of a dataset, with its number."""
+    """A row of a dataset, with its index in the dataset (`number`)."""
 
     number: int
     columns: Mapping[str, Any] | DataError
@@ -138,9 +138,9 @@ def numbered(groups: RowGroups, group: int, start: int, first: int) -> Iterator[
 
     Args:
         groups: the groups of a dataset.
-        group: the number of the group.
+        group: the index of the group.
         start: the index in the group of the first row to yield.
-        first: that row's number in the dataset.
+        first: that row's index in the dataset.
     """
     folder = groups.folder(group)
     for number, (where, row) in enumerate(groups.read(group, start), first):

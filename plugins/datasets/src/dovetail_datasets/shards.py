@@ -1,7 +1,7 @@
 """Shards: examples of consecutive rows, in memory or in a file of the token cache that is mapped into memory.
 
-A dataset's folder in the cache is named after all inputs of its tokens, a shard's file after its number and the digest of its bytes. A file
-that does not match is made again, and several processes may write it at the same time.
+A dataset's folder in the cache is named after all inputs of its tokens, a shard's file after its index and the digest of its bytes. A file
+whose bytes do not have this digest is made again. Several processes may write the same file at the same time.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ShardFacts:
 
 
 class Shard:
-    """Examples of consecutive rows, by the row's number in the dataset.
+    """Examples of consecutive rows, by the row's index in the dataset.
 
     Args:
         facts: the facts of the rows.
@@ -62,7 +62,7 @@ class Shard:
     def __init__(self, facts: ShardFacts, examples: Sequence[Example]) -> None:
         self.facts, self._examples = facts, examples
         self.rows = np.array([example.index for example in examples], np.int64)
-        """int64 [E], ascending: numbers of the rows that have an example."""
+        """int64 [E], ascending: indices, in the dataset, of the rows that have an example."""
 
     @property
     def has_images(self) -> bool:
@@ -70,7 +70,7 @@ class Shard:
         return any(example.media for example in self._examples)
 
     def example(self, place: int) -> Example:
-        """Return the example of row `self.rows[place]`; `rows` holds the numbers of the rows that have an example."""
+        """Return the example of row `self.rows[place]`; `rows` holds the indices of the rows that have an example."""
         return self._examples[place]
 
     def get(self, row: int) -> Example | BadRow | None:
@@ -139,11 +139,14 @@ class ShardFolder:
         self._files = {int(each.stem.partition("-")[0]): each for each in found}
 
     def has(self, number: int) -> bool:
-        """Return whether a shard existed when the folder was opened."""
+        """Return whether the shard with the index `number` existed when the folder was opened."""
         return number in self._files
 
     def open(self, number: int, size: int) -> ShardFile | None:
-        """Return an existing shard of `size` rows; None if there is none, or it is damaged."""
+        """Return the shard with the index `number`; None if there is no file of it.
+
+        A file that is damaged or does not hold `size` rows is deleted, and the result is None too.
+        """
         import pyarrow as pa
 
         path = self._files.get(number)

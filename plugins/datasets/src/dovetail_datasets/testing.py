@@ -34,7 +34,7 @@ class DataRecipeConformance(PluginConformance):
     needs at least two prompts.
     """
     unread: ClassVar[frozenset[str]] = frozenset()
-    """Columns of the dataset that the recipe does not read."""
+    """Columns of the dataset that the recipe does not read. The suite checks that a row without one of the others is refused."""
 
     def write(self, path: Path, rows: Rows) -> None:
         """Write rows in the dataset's file format: Parquet, unless a suite overrides this method."""

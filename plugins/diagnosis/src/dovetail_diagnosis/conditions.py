@@ -32,7 +32,9 @@ class Condition:
     name: str
     """One-word name for `events.jsonl`; also the heading of its section in docs/diagnosis.md."""
     figures: tuple[str, ...]
-    """Metrics that show the condition, the most important first. Warnings quote them; rows of metrics without any of them are ignored."""
+    """Metrics that show the condition, the most important first; `val` stands for the run's main score in validation. Warnings quote them.
+    Rows of metrics without any of them are ignored.
+    """
     holds: Callable[[MetricHistory], bool]
     message: str
     hint: str
@@ -88,7 +90,10 @@ def _reward_fell(history: MetricHistory) -> bool:
 
 
 def _move(course: MetricCourse) -> float:
-    """Return the mean absolute change of a reward from step to step. Means over `WINDOW` steps differ by at most twice this by chance."""
+    """Return the mean absolute change of a reward from step to step in the first 200 steps, as a measure of its noise.
+
+    By chance, means over `WINDOW` steps differ by at most twice this value.
+    """
     return fmean(abs(b - a) for a, b in pairwise(course.values[:200]))
 
 

@@ -33,7 +33,7 @@ class Figure:
     unless: str = ""
     """Regular expression of more informative metrics. If a metric of the same step matches, this figure is not shown."""
     always: bool = True
-    """Whether a report says that the figure was not measured, instead of leaving it out."""
+    """Whether a report says so if the figure was not measured; if False, the report then leaves the figure out."""
     better: str = ""
     """The better direction, `up` or `down`; empty if neither direction is better in itself."""
 
@@ -196,7 +196,7 @@ STALENESS = Figure(
     "rollout/staleness_mean",
     always=False,
 )
-"""Age of samples, for runs that may train on samples which older weights than the rollout's current ones have generated."""
+"""Age of samples, for runs that may train on samples from older weights than the rollout's current ones."""
 FAILURES = Figure("Failed rewards", "failures", "reward/failures", "length")
 
 KEY_FIGURES = (

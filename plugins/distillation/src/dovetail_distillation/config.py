@@ -28,7 +28,7 @@ class ServeSection:
     cpus: float = attrs.field(default=0.0, validator=NOT_NEGATIVE)
     """CPUs that each server reserves."""
     python: str | None = None
-    """Python interpreter that has vLLM, or dovetail-rollout-sglang and SGLang; None: the interpreter of the runtime's processes."""
+    """Python interpreter of an environment with vLLM, or with SGLang and dovetail-rollout-sglang; None: that of the runtime's processes."""
     arguments: Mapping[str, Any] = attrs.field(factory=dict)
     """Further arguments of `vllm serve`, such as `{max_model_len: 4096}`, or of SGLang's server, such as `{context_length: 4096}`."""
     start_timeout: float = attrs.field(default=1200.0, validator=ABOVE_ZERO)
@@ -68,8 +68,8 @@ class ScoreTeacherConfig(PluginSection):
     """Selects the teacher that scores each sample."""
 
     teachers: Mapping[str, str] = attrs.field(factory=dict)
-    """Teacher by the row's `data_source`: a role of `roles`, or a name of `endpoints`; `default` for all others. Empty: the role `teacher`
-    for all.
+    """The teacher for each `data_source` of the rows: a role of `roles`, or a name of `endpoints`. The key `default` stands for all other
+    data sources. Empty: the role `teacher` scores all rows.
     """
     endpoints: Mapping[str, EndpointSection] = attrs.field(factory=dict)
     """Teachers behind servers, by name."""

@@ -34,7 +34,7 @@ RETRYABLE_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 FIRST_WAIT = 0.5
 """Seconds before the first retry. The wait doubles with each retry, and is shortened by a random part."""
 PROBED = 48
-"""The number of words whose text is compared before the first step."""
+"""Maximum number of words (vocabulary tokens) whose texts `Endpoint.check` compares with those of the run's tokenizer."""
 
 
 class TeacherError(DovetailError, RuntimeError):
@@ -257,7 +257,7 @@ class Endpoint:
         return tokens
 
     def _top(self, entry: dict[str, Any] | None, top_k: int) -> tuple[list[int], list[float]]:
-        """Return the K most likely words at a token, the likeliest first, and their log-probabilities."""
+        """Return the K most likely words at a position, the likeliest first, and their log-probabilities."""
         found = sorted(
             ((w["logprob"], int(word)) for word, w in (entry or {}).items()), reverse=True
         )
@@ -271,7 +271,7 @@ class Endpoint:
 
 
 def _entry(entry: dict[str, Any] | None, word: int) -> dict[str, Any]:
-    """Return the server's entry for a word at a token; empty if there is none."""
+    """Return what the server answered about a word at one position (`logprob`, `decoded_token`); empty if it is not in `entry`."""
     found = (entry or {}).get(str(word))
     return found if isinstance(found, dict) else {}
 

@@ -1,7 +1,7 @@
 """ScoreTeacher: computes the teachers' log-probabilities of the samples, and the teachers' most likely words (vocabulary tokens).
 
 A teacher is a role of the config, whose engine scores the samples, or a server. The `data_source` of a sample's row selects the
-teacher. Legend: N samples, T response tokens, packed end to end, K words.
+teacher. Legend: N samples; T response tokens, packed end to end; K most likely words at each token.
 """
 
 from __future__ import annotations
@@ -174,17 +174,17 @@ def _without_teacher(sources: str, config: ScoreTeacherConfig) -> DataError:
 
 
 def _sized(name: str, facts: PlanFacts) -> OutputSpec:
-    """Return the spec of a teacher's output, sized to the number of words that the student compares."""
+    """Return the spec of the output `name`; an output with several words per token gets K of them (see `_words`)."""
     if not OUTPUTS[name].inner:
         return OUTPUTS[name]
     return OUTPUTS[name].sized(_words(facts))
 
 
 def _words(facts: PlanFacts) -> int:
-    """Return K, the number of words that the student's objective compares.
+    """Return K, the number of the teacher's most likely words per token that the student's objective compares.
 
     Raises:
-        ConfigError: no objective reads the teacher's words, or objectives of several roles need different numbers.
+        ConfigError: no objective reads the teacher's words, or the objectives of several roles need different K.
     """
     sizes = {
         output.inner[0]

@@ -43,7 +43,7 @@ class TeacherServers:
 
     Args:
         name: the name of the endpoint, for messages.
-        section: a section whose `serve` is set.
+        section: the endpoint's config; its `serve`, the settings of the servers, is not None.
         context: the context of the stage; its `runtime` starts the processes.
 
     Raises:
@@ -109,7 +109,7 @@ class TeacherServers:
 
 
 def described(section: EndpointSection) -> str:
-    """Return a description of the servers to start: number, accelerators of each, and GiB of weights on each accelerator."""
+    """Return a description of the servers to start: their number, the accelerators of each server, and GiB of weights per accelerator."""
     serve, directory = section.serve, Path(section.model).expanduser()
     assert serve is not None
     what = (
@@ -123,7 +123,7 @@ def described(section: EndpointSection) -> str:
 
 
 def without_processes(name: str, runtime: str) -> ConfigError:
-    """Return the error for servers under a runtime that starts no processes."""
+    """Return the error that the servers of endpoint `name` can't be started, since the runtime starts no processes."""
     return ConfigError(
         f"the servers of endpoint {name!r} of the stage score_teacher can't be started: runtime.name={runtime} starts no server processes",
         hint="set runtime.name=ray; or configure the teacher as a role, or set the endpoint's `url` to a running server",
@@ -151,7 +151,9 @@ class TeacherServer:
             raise
 
     async def call(self, payload: bytes) -> bytes:
-        """Forward a request, and return status and body of the answer; status 503 if the server died and is being restarted.
+        """Forward a request, and return the HTTP status, a space and the body of the answer.
+
+        If the server gives no answer, the status is 503; a server that has died is restarted first.
 
         Raises:
             WorkerError: the server can't be restarted.
@@ -246,7 +248,7 @@ def from_sglang(answered: bytes) -> bytes:
 
 
 def _arguments(setup: Mapping[str, Any], port: int) -> list[str]:
-    """Return what follows `python -m` to start a server of the teacher's model."""
+    """Return the module and its arguments, to be put after `python -m`, that start a server of the teacher's model."""
     own = {"served_model_name": setup["model"], "host": LOOPBACK, "port": port}
     ranks = max(1, setup["accelerators"])
     if setup["engine"] == "sglang":

@@ -22,8 +22,8 @@ class EnvironmentSection(PluginSection):
     """Base of every environment's config."""
 
     weight: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Weight of the environment's prompts in an epoch, relative to the sum of all weights. If no environment has a weight, each is weighted
-    by its number of tasks.
+    """Weight of the environment's prompts in an epoch, relative to the sum of all weights. Either all environments have a weight or
+    none; if none has one, each is weighted by its number of tasks.
     """
     tasks: int = attrs.field(default=1000, validator=_COUNT)
     """Maximum number of training tasks; an environment with fewer tasks provides all its tasks."""
@@ -47,7 +47,7 @@ class WorkerSection(EnvironmentSection):
     """Seconds that a process may take to start, or to list the tasks."""
     episode_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
     """Seconds that an episode may take, not counting the time in which the policy answers its calls. An episode that takes longer fails,
-    and its process is killed.
+    and its process is killed. null: no limit.
     """
 
 
@@ -115,7 +115,7 @@ class EnvironmentRowsConfig(PluginSection):
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """The environments by name, the same as those of the agent loop `environments`."""
+    """The environments by name: those of the agent loop `environments`, which sets this field unless the config does."""
 
 
 @attrs.frozen(kw_only=True)
@@ -156,7 +156,7 @@ class EnvironmentsConfig(GatewaySection):
 
 
 def _given(section: EnvironmentSection) -> dict[str, Any]:
-    """Return the fields of a section that differ from their defaults, `name` and `path` included."""
+    """Return the fields of a section that differ from their defaults, among them `name` or `path`, which select the plugin."""
     return {
         field.name: value
         for field in attrs.fields(type(section))

@@ -52,7 +52,7 @@ class EnvironmentEpisode(ABC):
 
     @abstractmethod
     def served(self) -> AbstractAsyncContextManager[ServedModel]:
-        """Return a context in which the policy answers HTTP calls to the APIs of OpenAI and Anthropic."""
+        """Return a context in which the policy answers HTTP calls in the format of OpenAI's or Anthropic's API."""
 
 
 class Environment(Plugin):

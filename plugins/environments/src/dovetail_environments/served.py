@@ -39,7 +39,7 @@ class ServedModel:
 
         Raises:
             EpisodeEndedError: the episode reached a limit, and the coroutine failed or did not end within 5 seconds.
-            EpisodeError: the coroutine took too long or raised this error, or a call failed the episode.
+            EpisodeError: the time limit passed, the coroutine raised this error, or one of its calls made the episode fail.
         """
         endpoint = self._endpoint
         running = asyncio.ensure_future(work)

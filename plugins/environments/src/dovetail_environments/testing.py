@@ -39,7 +39,7 @@ class EnvironmentConformance(PluginConformance):
     kind = "environment"
     plugin: ClassVar[type[Environment]]
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
-    """The turns of a policy that ignores the task, in order, repeated from the first."""
+    """The turns of a policy that ignores the task; after the last turn, the policy repeats them from the first."""
     best: ClassVar[float] = 1.0
     """The reward of a solution."""
 
@@ -48,7 +48,7 @@ class EnvironmentConformance(PluginConformance):
         return None
 
     def tasks(self, *, held_out: bool = False) -> Sequence[EnvironmentTask]:
-        """Return the environment's first tasks."""
+        """Return the environment's first tasks, as many as the suite checks; with `held_out`, its first held-out tasks."""
         environment = self.make(role=_NAME)
         environment.start()
         try:

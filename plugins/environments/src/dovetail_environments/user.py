@@ -12,7 +12,9 @@ _VERDICT = re.compile(r"\[(un)?satisfied\]", re.IGNORECASE)
 
 
 def tasks(settings: dict[str, Any], count: int, held_out: bool) -> list[dict[str, Any]]:
-    """Return up to `count` tasks, one per line of the file, from the first line or, with `held_out`, after the training tasks.
+    """Return up to `count` tasks, one per line of the file.
+
+    Training tasks begin at the first line, held-out tasks after the `tasks` lines that the settings reserve for training.
 
     Raises:
         ValueError: a line is not a JSON object, or lacks `opening` or `user`.

@@ -58,7 +58,7 @@ class Model:
 
         Raises:
             EpisodeEnded: a limit of the episode is reached.
-            RuntimeError: the call is refused.
+            RuntimeError: the gateway refused the call for another reason.
         """
         body = json.dumps({"model": self.name, "messages": messages, **request}).encode()
         headers = {"authorization": f"Bearer {self.api_key}", "content-type": "application/json"}

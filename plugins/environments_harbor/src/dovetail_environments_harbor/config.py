@@ -38,10 +38,10 @@ class HarborConfig(WorkerSection):
     sandbox of `dovetail-rewards` instead of a container, with this machine's programs and no network; the task's Dockerfile is not run.
     """
     runtime_config: Mapping[str, Any] = attrs.field(factory=dict, metadata={VERBATIM: True})
-    """Settings of the runtime in Harbor."""
+    """Further arguments of the runtime, as Harbor defines them."""
     instruction: str = attrs.field(default=_INSTRUCTION, metadata={VERBATIM: True})
     """The system message, which tells the policy how to use the shell."""
     command_seconds: int = attrs.field(default=60, validator=attrs.validators.ge(1))
-    """Seconds that one block of commands may run; a longer block is ended, and the policy sees a note that it was."""
+    """Seconds that one block of commands may run; a block that takes longer is ended, and the policy is shown a message about it."""
     output_characters: int = attrs.field(default=8000, validator=attrs.validators.ge(100))
     """Maximum characters of a block's output that the policy sees; the middle of longer output is cut."""

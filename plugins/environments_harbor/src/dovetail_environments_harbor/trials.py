@@ -23,7 +23,7 @@ from harbor.trial.trial import Trial
 
 _RUNNER = asyncio.Runner()
 _UNLIMITED = 1e6
-"""Factor that turns off Harbor's time limits of an agent, since the run's own limits apply, which don't count the policy's time."""
+"""Factor by which Harbor's time limit for an agent is raised, so that only the run's limits apply; these don't count the policy's time."""
 _HOUR, _MIB = 3600, 1 << 20
 
 
@@ -90,7 +90,7 @@ def _begin(settings: dict[str, Any], instruction: str) -> list[dict[str, str]]:
 
 
 class PolicyAgent(BaseAgent):  # type: ignore[misc]
-    """An agent in Harbor that runs the policy's blocks of shell commands, until an answer has no block."""
+    """An agent for Harbor that runs the last block of shell commands in each of the policy's answers, until an answer has no block."""
 
     model: Any
     settings: dict[str, Any]

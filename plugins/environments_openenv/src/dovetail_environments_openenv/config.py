@@ -35,7 +35,7 @@ class OpenEnvConfig(WorkerSection):
     steps: int | None = attrs.field(
         default=None, validator=attrs.validators.optional(attrs.validators.ge(1))
     )
-    """Number of steps after which an episode is over, for environments that do not end episodes."""
+    """Number of steps after which an episode is over, for environments that do not end episodes. Absent: no limit."""
 
     def __attrs_post_init__(self) -> None:
         if (self.project is None) == (self.url is None):

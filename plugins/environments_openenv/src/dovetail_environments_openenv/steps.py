@@ -29,13 +29,14 @@ class ActionRefused(Exception):
 
 
 class Server:
-    """A session of an OpenEnv server, which this process starts if the settings name a project.
+    """A session of an OpenEnv server. If the settings name a project, this process starts the project's server first.
 
     Args:
         settings: the fields of an OpenEnvConfig.
 
     Raises:
         RuntimeError: the server does not start, or does not answer.
+        ValueError: the environment's actions lack the field that the setting `action` names.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:

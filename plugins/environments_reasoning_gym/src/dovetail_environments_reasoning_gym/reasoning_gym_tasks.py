@@ -13,15 +13,15 @@ from dovetail_environments_reasoning_gym.config import ReasoningGymConfig
 
 _TAG = "<answer>"
 _APART = 2**30
-"""Distance between the seeds of training and held-out questions, which must be large, since reasoning-gym adds a question's number."""
+"""Distance between the seeds of training and held-out questions. It is large, since reasoning-gym adds a question's index to the seed."""
 _TRIES = 20
-"""Maximum number of questions generated for each held-out question, since small datasets repeat questions."""
+"""Maximum number of questions generated per held-out task; small datasets repeat questions, and repeated ones are skipped."""
 
 
 class ReasoningGym(Environment):
     """Asks the policy questions from reasoning-gym's datasets. The reward is the result of the dataset's `score_answer`, from 0 to 1.
 
-    A question depends only on the config, the run's seed and the task's number. No held-out question is asked in training.
+    A question depends only on the config, the run's seed and the task's index. No held-out question is asked in training.
 
     In a config:
 
@@ -65,7 +65,7 @@ class ReasoningGym(Environment):
         return float(dataset.score_answer(answer, dataset[task["number"]]))
 
     def _unasked(self, name: str, count: int, asked: set[Any]) -> Iterator[EnvironmentTask]:
-        """Yield up to `count` held-out questions of a dataset that are not in `asked`."""
+        """Yield up to `count` held-out tasks of a dataset whose prompts are not in `asked`, and add their prompts to `asked`."""
         for number in range(_TRIES * self.config.held_out):
             if not count:
                 return

@@ -53,11 +53,11 @@ class GatewaySection(EpisodeSection):
     )
     """Model names by which the program may request the policy, such as the name in its code; `*` allows any."""
     parser: PluginSection | None = plugin_field("tool_parser", "hermes")
-    """Parser of the model's tool calls and reasoning."""
+    """Parser of the model's tool calls and reasoning. null: `hermes`."""
     max_seconds: float | None = attrs.field(default=None, validator=ABOVE_ZERO)
-    """Seconds that an episode may take, all waiting included; a longer episode fails and has no score."""
+    """Seconds that an episode may take, all waiting included; a longer episode fails and has no score. Absent: no limit."""
     max_turns: int = attrs.field(default=100, validator=_COUNT)
-    """Maximum turns of the policy; further calls are refused, and the episode is scored as it stands."""
+    """Maximum turns of the policy; further calls are refused, and the episode is scored with the turns so far."""
     max_observation_tokens: int = attrs.field(default=2**24, validator=_COUNT)
     """Maximum tokens of one message that continues a conversation; a longer message is cut for the policy."""
     unknown_turns: Literal["fork", "fail"] = "fork"
@@ -69,7 +69,7 @@ class GatewaySection(EpisodeSection):
     """Maximum bytes of a call's body; a longer body is refused."""
     host: str | None = None
     """Interface on which the gateway listens. Absent: the loopback interface, or this machine's address in the cluster if `placement` runs
-    programs on other machines. Any other interface opens the gateway to the network, to clients with a key."""
+    programs on other machines. Any other interface opens the gateway to the network; calls without a valid key are refused."""
     port: int = attrs.field(
         default=0, validator=[attrs.validators.ge(0), attrs.validators.le(65535)]
     )
@@ -85,7 +85,8 @@ class ProgramConfig(GatewaySection):
     that name a file are resolved against the directory in which the run was started."""
     score: Literal["reward", "output", "exit_status"] = "reward"
     """Source of the episode's score. reward: the reward function, which finds the content of the program's output file in the trajectory.
-    output: the number `reward` in the output file. exit_status: 1 for exit status 0, else 0. The last two need reward.function=episode."""
+    output: the number `reward` in the output file. exit_status: 1 for exit status 0, else 0. output and exit_status need
+    reward.function=episode."""
     row: tuple[RowField, ...] = ("prompt", "data_source", "extra_info")
     """Fields of the episode's dataset row that are passed to the program. Add `ground_truth` only if needed: a policy that runs
     commands can read it."""
@@ -99,7 +100,8 @@ class ProgramConfig(GatewaySection):
     the machine of the run's main process.
     """
     program_seconds: float | None = attrs.field(default=600.0, validator=ABOVE_ZERO)
-    """Seconds that the program may take while none of its calls is being answered; an episode that takes longer fails and has no score."""
+    """Seconds that the program may take, not counting the time in which the policy answers its calls. An episode that takes longer fails
+    and has no score. null: no limit."""
     max_output_bytes: int = attrs.field(default=10 << 20, validator=_COUNT)
     """Maximum bytes of standard output and error together, and of the output file; a program that writes more fails."""
     max_processes: int = attrs.field(default=256, validator=_COUNT)

@@ -175,7 +175,7 @@ class EpisodeEndpoint:
         return answers
 
     def _with_earlier(self, call: ModelCall) -> ModelCall:
-        """Return a call with the messages of the earlier response that it names put before its own."""
+        """If a call continues an earlier response (`previous_response_id`), return it with that conversation's messages put first."""
         earlier = call.body.get("previous_response_id")
         if earlier is None:
             return call

@@ -25,11 +25,11 @@ from dovetail_gateway.config import ProgramConfig
 ROW, OUTPUT, LOG = "row.json", "output.json", "program.log"
 """The files in a program's folder: the row, the program's output file, and the printed output."""
 _FOREIGN = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
-"""Environment variables that would direct a client to another account."""
+"""Variables that are removed from the program's environment, since they would direct its client to another account."""
 _LONGEST_VARIABLE = 64 << 10
 """Maximum bytes of the row in an environment variable (Linux allows 128 KiB); a longer row is only in the file."""
 _END_SECONDS = 10.0
-"""Seconds that the supervisor may take to end a program before it is killed itself."""
+"""Seconds within which the supervisor must end a program; after that, the supervisor itself is killed."""
 _SHOWN = 300
 """Maximum characters of a program's last line in a message."""
 
@@ -54,7 +54,9 @@ class ProgramEnd:
     status: int | None
     """The program's exit status; None if the program was killed or could not start."""
     reason: str | None
-    """Why the program was killed: `closed` (the episode ended first), `output` or `processes` (a limit was exceeded), or a system error."""
+    """Why the program was killed: `closed` (the episode ended first), `output` or `processes` (a limit was exceeded), or an
+    error of the system or the supervisor; None if the program ended by itself.
+    """
 
 
 def command_of(config: ProgramConfig) -> list[str]:

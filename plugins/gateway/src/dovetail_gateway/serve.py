@@ -25,7 +25,7 @@ from dovetail_inference import open_model
 _IDLE_SECONDS = 600.0
 """Seconds without a call after which a conversation is forgotten; a later call begins a new one with all its messages."""
 _BEGINNING = ({"role": "user", "content": ""},)
-"""The messages of a conversation's dataset row; calls contain their own messages."""
+"""Placeholder for the messages of a dataset row, which the agent loop needs to start an episode; calls bring their own messages."""
 
 
 class ServedLoop(AgentLoop):

@@ -242,7 +242,7 @@ def _dialect(request: Request) -> Dialect:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """Return a model with the fields of both OpenAI's and Anthropic's APIs."""
+    """Return the description of a model for `/v1/models`, with the fields of both OpenAI's and Anthropic's APIs."""
     openai = {"object": "model", "created": 0, "owned_by": "dovetail"}
     anthropic = {"type": "model", "display_name": name, "lifecycle": "active"}
     return {"id": name, **openai, **anthropic, "created_at": "1970-01-01T00:00:00Z"}

@@ -1,4 +1,4 @@
-"""A small program that runs a user's program for the gateway: it limits its output and processes, and kills all of them at the end.
+"""Runs a user's program for the gateway, limits the program's output and processes, and kills all of its processes at the end.
 
 Run as `python -I -S supervise.py SETTINGS` with a pipe as standard input. When the pipe closes, for example because the run has died,
 all processes of the program are killed. Only the standard library is imported, so that the supervisor starts fast.

@@ -45,7 +45,7 @@ class TurnReader:
 
     @classmethod
     def started(cls, parser: PluginSection | None, context: PluginContext) -> Self:
-        """Return a reader with a started parser.
+        """Return a reader with a started parser; without a config of the parser, `hermes` is used.
 
         Raises:
             PluginError: the parser can't be loaded.
@@ -98,7 +98,7 @@ class TurnReader:
 
 
 def _without_stop(turn: Turn, stop: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text of a turn up to the stop string that ended the turn, and that string; None without one."""
+    """Return the text of a turn before its first stop string, and this stop string; the whole text and None if no stop string ended it."""
     if turn.finish_reason is FinishReason.STOP:
         places = [(turn.text.find(one), one) for one in stop if one in turn.text]
         if places:
@@ -108,7 +108,7 @@ def _without_stop(turn: Turn, stop: Sequence[str]) -> tuple[str, str | None]:
 
 
 def _behind(text: str, parsed: ParsedTurn) -> str:
-    """Return the text of a turn after the reasoning, with its calls unchanged."""
+    """Return the text of a turn that follows the reasoning and its closing tag; tool calls stay in the text."""
     if parsed.reasoning is None:
         return text
     _, _, rest = text.partition(parsed.reasoning)
@@ -117,7 +117,10 @@ def _behind(text: str, parsed: ParsedTurn) -> str:
 
 
 def _message_call(call: ToolCall, turn: str) -> MessageCall:
-    """Return a call in the form of chat templates; ids that only number a turn's calls are made unique in the episode."""
+    """Return a call in the form of chat templates.
+
+    An id such as `call_0`, which only numbers the calls of its turn, is replaced by an id that is unique in the episode.
+    """
     name = call.id
     if name.startswith("call_"):
         name = hashlib.sha256(f"{turn}.{name}".encode()).hexdigest()[:_ID_LENGTH]

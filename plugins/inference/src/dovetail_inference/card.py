@@ -24,7 +24,7 @@ from dovetail.telemetry import RunDirectory, numbers, read_rows, step_of
 _LICENCE = ("license", "license_name", "license_link")
 """Keys of a card's front matter that name the licence."""
 _NAMED = ("kind", "name", "distribution", "path", "attribute")
-"""Fields of a plugin in a lock that its `PluginRef` takes."""
+"""Keys of a plugin's entry in `plugins.lock.json` that are also arguments of `PluginRef`, by which the plugin is loaded."""
 _PACKAGES = ("dovetail-core", "torch", "transformers", "vllm", "sglang", "megatron-core")
 
 
@@ -68,7 +68,7 @@ def write_card(run: RunDirectory, directory: Path, step: int, role: str = "actor
 
 
 def _facts(run: RunDirectory, directory: Path, step: int, role: str) -> dict[str, Any]:
-    """Return the variables of the template."""
+    """Return the variables of the card's template, `card.md.jinja`."""
     from huggingface_hub import ModelCardData
 
     written = read_file(run.config)
@@ -149,7 +149,14 @@ def _serve_lines(
 
 
 def _parser_options(ref: PluginRef, engine: str, before: str, template: str) -> str:
-    """Return the options with which a server parses turns like the run's `tool_parser`; empty if it has no such parser."""
+    """Return the command-line options with which a server parses turns like the run's `tool_parser`; empty if it has no such parser.
+
+    Args:
+        ref: the run's `tool_parser`.
+        engine: the server, `vllm` or `sglang`.
+        before: options that the server needs before the option for tool calls; may be empty.
+        template: the model's chat template, which tells whether the model writes reasoning.
+    """
     parser: Any = load_plugin_class(ref)
     options = ""
     if engine in parser.served_as:
@@ -192,7 +199,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _evaluation(run: RunDirectory, step: int) -> Iterator[tuple[str, str, str, str]]:
-    """Yield each metric of the validation after a step: its name, values before training and after the step, and interval."""
+    """Yield the metrics of the validation after a step, as text: name, value before training, value after the step, 95% interval.
+
+    A missing value or interval is an empty text.
+    """
     by_step: defaultdict[float, dict[str, Any]] = defaultdict(dict)
     for row in read_rows(run.metrics):
         by_step[step_of(row)] |= row

@@ -1,4 +1,4 @@
-"""A model without a trainer: the model that a command's MODEL argument names, its config, and rollout replicas that serve it."""
+"""Models outside of training: the model that a command's MODEL argument names, its config, and rollout replicas that serve it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class ModelSource:
     path: str
     """Path of the checkpoint or the directory, or the hub id."""
     run: RunDirectory | None = None
-    """The run that the model comes from; its config is the default."""
+    """The run that the model comes from, whose config is the default; None for a hub id or a directory outside of a run."""
     checkpoint: Path | None = None
     revision: str | None = None
-    """The revision of a model on the hub."""
+    """The revision of a model on the hub; None for the default branch, and for other sources."""
 
     @property
     def step(self) -> int | None:
@@ -80,7 +80,9 @@ class ModelSource:
 
     @contextmanager
     def on_disk(self, config: RunConfig) -> Iterator[ModelSection]:
-        """Yield the config's model section; a checkpoint is exported to a temporary directory first.
+        """Yield the config's model section, from which engines can load the model.
+
+        A checkpoint is first exported to a temporary directory, which is removed at the end of the block.
 
         Raises:
             CheckpointError: the checkpoint is damaged or can't be exported.

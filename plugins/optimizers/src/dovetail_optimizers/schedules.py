@@ -71,6 +71,11 @@ class WarmupStableDecay(Schedule):
 
 
 def _done(step: int, last: int | None) -> float:
-    """Return the run's progress from the peak (0) to the last step (1)."""
+    """Return the progress from the peak (0) to the last step (1).
+
+    Args:
+        step: the number of steps since the peak.
+        last: the number of steps from the peak to the last step; must not be None.
+    """
     assert last is not None, "the schedule says that it needs the last step"
     return step / last

@@ -104,7 +104,9 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
 def _changed_plugin(
     field: attrs.Attribute[Any], section: PluginSection, default: Any
 ) -> Iterator[str]:
-    """Yield the field if it selects another plugin than the default, or else the plugin's settings that are not at their defaults."""
+    """Yield the field's name if its section selects another plugin than the default, or else the keys of the plugin's settings that differ
+    from `default`.
+    """
     if section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT):
         yield field.name
     else:
@@ -112,7 +114,7 @@ def _changed_plugin(
 
 
 def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str]:
-    """Yield a plugin's settings that differ from their defaults: from the values in `given`, or else from the plugin's own defaults."""
+    """Yield the keys of a plugin's settings that differ from `given` or, if `given` lacks the key, from the plugin's own defaults."""
     fields = attrs.fields_dict(type(section))
     for key, value, own in own_fields(section):
         default = getattr(given, key, own)
@@ -123,7 +125,9 @@ def _changed_settings(section: PluginSection, given: Any = None) -> Iterator[str
 
 
 def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
-    """Yield the keys of the algorithm that are set, but that only a policy loss, an estimator or a stage would use that the run lacks."""
+    """Yield the keys of the section `algorithm` that are set without effect: the run lacks the policy loss, the estimator or the stage that
+    would use them.
+    """
     algorithm, has_policy_loss = config.algorithm, config.actor.objective is None
     parts = [] if has_policy_loss else ["policy_loss", "loss_aggregation"]
     if not plan.has_stage("advantage"):
@@ -148,7 +152,9 @@ def _without_effect(config: RunConfig, plan: Plan) -> Iterator[str]:
 
 
 def _set(section: PluginSection, standard: str) -> Iterator[str]:
-    """Yield the key that selects another plugin than the default, and the settings that are not at their defaults."""
+    """Yield the keys of a plugin's section that are set: `name` or `path` if it selects another plugin than `standard`, the default, and
+    the settings that are not at their defaults.
+    """
     if section.path is not None or section.name != standard:
         yield "name" if section.path is None else "path"
     yield from _changed_settings(section)

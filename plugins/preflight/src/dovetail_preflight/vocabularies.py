@@ -28,7 +28,7 @@ class _Vocabulary:
     """Added tokens that samples certainly or probably contain: end-of-sequence tokens, and tokens in the chat template."""
 
     def below(self, rows: int | None) -> _Vocabulary:
-        """Return the vocabulary without ids from `rows` on."""
+        """Return the vocabulary without tokens whose id is `rows` or larger; the whole vocabulary if `rows` is None."""
         if rows is None:
             return self
         return attrs.evolve(self, ids={t: n for t, n in self.ids.items() if n < rows})

@@ -11,9 +11,10 @@ from typing import Any
 from dovetail_diagnosis import figures
 
 SERIES_COLOURS = 8
-"""Number of series colours in the page's stylesheet: `--series-1` …"""
+"""Number of colours for the lines of a chart in the page's stylesheet: `--series-1` to `--series-8`."""
 _POINTS = 1000
-"""Maximum points of a line. A longer line is drawn as means of equal sections, in a band from their least to their largest value."""
+"""Maximum points of a line. A longer line is divided into equal sections, and drawn as the sections' means, in a band from
+each section's smallest to its largest value."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Line:
     steps: Sequence[float]
     values: Sequence[float]
     low: Sequence[float] | None = None
-    """Lower ends of an interval around the values, drawn as a band."""
+    """Lower ends of an interval around each value, drawn as a band; None if the values have no interval."""
     high: Sequence[float] | None = None
     """Upper ends of the interval."""
     name: str = ""

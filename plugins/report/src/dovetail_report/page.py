@@ -169,7 +169,7 @@ def _rewards_label(summary: Mapping[str, Any]) -> str:
 
 
 def _key_figures(directory: Path) -> dict[str, str]:
-    """Return the key figures that the run's plan names, each with its better direction."""
+    """Return the metrics that the run's plan names as key figures, each with its better direction, `up` or `down`."""
     plan = _read_json(directory / "plan.json")
     named = plan.get("key_figures") if isinstance(plan, dict) else None
     return named if isinstance(named, dict) else {}
@@ -178,7 +178,7 @@ def _key_figures(directory: Path) -> dict[str, str]:
 def _headline(
     summary: Mapping[str, Any], history: History, key_figures: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Return the result in one line: accuracy or score before and after; without a reward, a key figure; else the reward's change."""
+    """Return a metric before and after: validation accuracy or score, else the reward; without both, a key figure. None if unknown."""
     if "reward/mean" not in key_figures and "accuracy_before" not in summary:
         rows = [history.at(step) for step in history.steps]
         ends = numbers.before_and_after(rows, key_figures)
@@ -238,7 +238,7 @@ def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _chart(history: History, figure: figures.Figure, metric: str | None) -> dict[str, Any]:
     """Return a card with title, latest value, chart and legend; the chart is None if nothing was logged.
 
-    `metric` is the validation metric by which the run is judged.
+    `metric` is the validation metric by which the run is judged; None without validation.
     """
     if figure is figures.KL and not history.values(figure) and history.values(figures.POLICY_KL):
         figure = figures.POLICY_KL
@@ -297,8 +297,9 @@ def _clip_shares(history: History) -> list[dict[str, Any]]:
 def _ends(
     history: History, name: str | None, steps: Sequence[int], *, only: bool
 ) -> tuple[list[float] | None, list[float] | None]:
-    """Return the lower and upper ends of a figure's interval, or the reward's percentiles; None if a step has none, or if bands of
-    several lines would overlap.
+    """Return the lower and upper ends of a metric's interval, or of the reward's percentiles, at each step.
+
+    Both are None if a step has none, or if the chart has further lines (`only` is False), whose bands would overlap.
     """
     ends = (
         ("reward/p10", "reward/p90")
@@ -350,7 +351,7 @@ def _phases(history: History) -> list[dict[str, Any]]:
 def _failures(
     events: Sequence[Mapping[str, Any]], history: History, restarts: Sequence[Mapping[str, Any]]
 ) -> list[tuple[str, str, int]]:
-    """Return the failures of the run as (where, what, count)."""
+    """Return failed rewards, metrics that were not finite, restarts, and the most frequent warnings and errors, as (kind, text, count)."""
     rows = []
     for name in history.names:
         if name.startswith("reward/failures/"):

@@ -15,10 +15,10 @@ COMPONENT = "reward/components/"
 """Prefix of the metrics of components' means; a component's percentiles are `reward/component_p10/…` and `reward/component_p90/…`."""
 _MOST_COMPONENTS = 12
 _LAST = 4
-"""Divisor of the number of steps that gives the last steps (a quarter), over which signs are judged."""
+"""Signs of reward hacking are judged over the last `1 / _LAST` of the steps."""
 
 Judge = Callable[[Sequence[float]], str]
-"""A function from all values of a figure to a text on what is suspicious; empty if nothing is suspicious."""
+"""A function that takes a figure's values at all steps and returns what is suspicious about them, as text; empty if nothing is."""
 
 
 def _longer_pays(values: Sequence[float]) -> str:

@@ -102,7 +102,9 @@ def write_samples(directory: Path) -> EmbeddedSamples:
 
 
 def _files(directory: Path) -> Iterable[tuple[str, int]]:
-    """Yield kind and step of every file of samples; samples kept by a rule belong to the file of their step."""
+    """Yield the kind and the step of every file of samples. Files `kept_N.jsonl` are left out: `_written` adds their samples to those of
+    step N.
+    """
     for path in (directory / "samples").glob("*_*.jsonl"):
         kind, _, step = path.stem.rpartition("_")
         if kind in _MOST_ROWS and step.isdecimal():
@@ -125,7 +127,13 @@ def _index(directory: Path) -> dict[str, Any]:
 
 
 def _indexed(entries: Iterable[Mapping[str, Any]], every: int, longest: int) -> dict[str, Any]:
-    """Return the index of entries, with each prompt stored once."""
+    """Return the content of `index.js`, with each prompt stored once.
+
+    Args:
+        entries: the entries of the files of samples, from `_written`.
+        every: the interval of the steps in the report.
+        longest: the maximum characters of a text.
+    """
     prompts: dict[str, int] = {}
     files = [
         {**e, "rows": [[prompts.setdefault(r[0], len(prompts)), *r[1:]] for r in e["rows"]]}
@@ -150,7 +158,16 @@ def _written(
     right: float | None,
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Write the samples of a step, unless the last report wrote them, and return their entry of the index. See `suspicions` for `right`."""
+    """Write the samples of a step, unless an earlier report has written the same samples, and return their entry of the index.
+
+    Args:
+        run: the run directory.
+        kind: the kind of the file of samples, such as `step`.
+        step: the step of the samples.
+        longest: the maximum characters of a text.
+        right: the lowest score of a right answer in earlier steps; see `suspicions`.
+        before: the entry of these samples in the earlier report's index; None if it has none.
+    """
     name = f"{kind}_{step}"
     sources = [run.path / "samples" / f"{name}.jsonl"]
     if kind == "step":
@@ -273,7 +290,9 @@ def _episode(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _tokens(tokens: Any, most: int) -> dict[str, Any] | None:
-    """Return the first tokens with their known columns; None if the tokens are unknown."""
+    """Return the texts of the first `most` tokens, the number of further tokens (`more`), and the known values of each token, such as its
+    log-probability; None if the tokens were not recorded.
+    """
     if not isinstance(tokens, Mapping) or not isinstance(tokens.get("text"), list):
         return None
     texts = [str(text) for text in tokens["text"][:most]]

@@ -15,7 +15,7 @@ from dovetail_report.text import as_text
 _RIGHT = re.compile(r"(?:.*/)?(?:acc|accuracy|correct|is_correct)")
 """Names of components that say whether an answer is right."""
 _LEAST_CHARACTERS = 20
-"""Minimum length of an answer that is suspect when several prompts get it; shorter ones, such as yes and no, are not."""
+"""Minimum length of an answer that is suspicious if several prompts have the same answer; short answers such as yes and no may recur."""
 _LEAST_WORDS = 30
 _SAME_CALLS = 3
 
@@ -46,7 +46,7 @@ def suspicions(
 
 
 class _Step:
-    """The usual values of a step.
+    """The answers, scores and lengths of a step's samples, with which each sample is compared.
 
     Attributes:
         least_right: the lowest score of a right answer; None if no answer has been right so far.
@@ -98,14 +98,14 @@ def _right(row: Mapping[str, Any]) -> float | None:
 
 
 def _repeated(text: str) -> float:
-    """Return the share of runs of four words that occur earlier in the text; 0 for a short text."""
+    """Return the share of four-word sequences that repeat an earlier one in the text; 0 for a short text."""
     words = text.split()
     runs = [*zip(words, words[1:], words[2:], words[3:], strict=False)]
     return 1 - len(set(runs)) / len(runs) if len(words) >= _LEAST_WORDS else 0.0
 
 
 def _same_calls(row: Mapping[str, Any]) -> int:
-    """Return the number of repetitions of an episode's most frequent call."""
+    """Return how many times an episode makes its most frequent tool call with the same arguments; 0 without calls."""
     trajectory = row.get("trajectory")
     turns = trajectory.get("turns") if isinstance(trajectory, Mapping) else None
     calls = [

@@ -105,7 +105,7 @@ class ScorerSection:
     manager: PluginSection = plugin_field("reward_manager", "naive")
     """The manager that runs the function: `parallel` for rules that need a process, `judge` for a language model, …"""
     weight: float = 1.0
-    """Weight of the score in the sum; with 0 the score is only reported."""
+    """Weight of the scorer's score in the sum; with 0, the score is only reported."""
     gate: float | None = None
     """Minimum score required for later scorers to run; None for no gate."""
     skipped: float = 0.0
@@ -153,7 +153,7 @@ class RemoteConfig(PluginSection):
     auth_scheme: str = "Bearer"
     """Word before the credential in the header; may be empty."""
     response_ids: bool = attrs.field(default=False)
-    """Send the response's token ids to the service; workers always get the token ids."""
+    """Whether to send the response's token ids to the service of `url`; `workers` always get them."""
 
     @response_ids.validator
     def _has_one_place(self, _: attrs.Attribute[bool], value: bool) -> None:

@@ -24,7 +24,7 @@ class ScoringModelConfig(PluginSection):
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """Dtype of the model's weights and computation; the score is float32."""
     attn_implementation: str = "sdpa"
-    """transformers' attention implementation."""
+    """Attention implementation that transformers uses for the model, such as `sdpa`, `eager` or `flash_attention_2`."""
     device: str | None = None
     """torch device of the model, such as `cpu` or `cuda:3`; None takes this process's accelerator if any, else the CPU."""
     offload: bool = False
@@ -32,7 +32,7 @@ class ScoringModelConfig(PluginSection):
     chat_template: str | None = attrs.field(default=None, metadata={VERBATIM: True})
     """A Jinja chat template, or the path of a template file, that replaces the tokenizer's chat template."""
     max_length: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Maximum tokens of prompt and response together; None takes the model's number of positions."""
+    """Maximum tokens of prompt and response together; None takes the limit of the model or of its tokenizer, whichever is smaller."""
     max_tokens_per_batch: int = attrs.field(default=16384, validator=AT_LEAST_ONE)
     """Maximum tokens of one forward pass, padding included; a longer text is processed alone."""
     size: int = attrs.field(default=64, validator=AT_LEAST_ONE)

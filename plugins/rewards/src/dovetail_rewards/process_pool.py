@@ -194,7 +194,11 @@ class ProcessPool:
         limit: float | None,
         cancelled: Callable[[], bool],
     ) -> tuple[_Process | None, Reply | Exception]:
-        """Return the process, None if it was lost, and its reply or the error in place of a reply."""
+        """Send a request to a process, which is started if `process` is None or has ended.
+
+        Returns:
+            The process, or None if it ended or was killed; and its reply, or the error because of which there is none.
+        """
         try:
             if process is not None and process.popen.poll() is not None:
                 self._log(f"an idle process {self._end(process, 0.0)}")
@@ -259,7 +263,7 @@ class _Process:
         Raises:
             RequestTimeoutError: no reply arrived within the limit.
             ProcessDiedError: the process ended, or sent an invalid reply.
-            InterruptedError: the request was cancelled, or the pool closed.
+            InterruptedError: `ended()` is true, since the request was cancelled or the pool closed.
         """
         self._number += 1
         self._sending = json.dumps({"number": self._number, **request}).encode() + b"\n"

@@ -86,7 +86,7 @@ class PythonTool(Tool):
 
 
 async def _end(runner: Runner, program: Program, running: Any) -> None:
-    """End a program and wait for its end. A program that a service runs ends at its limit, without waiting."""
+    """End a program and wait for its end. A program on a sandbox service can't be ended: return at once, and leave it to its time limit."""
     while not (running.done() or isinstance(runner, RemoteSandbox)):
         # Repeat, since `cancel` has no effect before the thread has begun the run.
         runner.cancel(program)

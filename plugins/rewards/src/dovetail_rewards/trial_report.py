@@ -22,7 +22,7 @@ _COLUMNS = ("row", "score", "seconds", "failure", "message", "pred", "ground_tru
 _WIDTHS = {"message": 120, "first": 500}
 """Maximum characters of a printed cell, by column; 48 for other columns."""
 _VALUES = re.compile(r"(?<!\w)(['\"`]).*?\1(?!\w)|-?\d+(?:\.\d+)?")
-"""Pattern of quoted texts and numbers, by which messages with the same cause differ."""
+"""Pattern of quoted texts and numbers. Error messages that differ only in these are counted as one error."""
 
 
 def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:

@@ -152,7 +152,10 @@ def _is_valid(schema: Mapping[str, Any], value: object) -> bool:
 
 
 def _share(schema: Mapping[str, Any], value: object) -> float:
-    """Return the share of the schema's fields that are present and valid; without fields, 1 or 0 by the value's validity."""
+    """Return the share of the required properties, or without these of all properties, that a value has in valid form.
+
+    If the schema names no properties, return 1 for a valid value, else 0.
+    """
     properties = schema.get("properties")
     wanted = schema.get("required") or list(properties or ())
     if not wanted:
@@ -167,7 +170,7 @@ def _share(schema: Mapping[str, Any], value: object) -> float:
 
 
 def _accepts(validator: Any, properties: Any, name: str, value: Any) -> bool:
-    """Return whether a field's part of the schema accepts a value; references are resolved in the whole schema."""
+    """Return whether the schema of the property `name` accepts the property's value; `$ref` is resolved in the whole schema."""
     part = properties.get(name, True) if isinstance(properties, Mapping) else True
     try:
         return next(iter(validator.descend(value, part)), None) is None

@@ -80,7 +80,10 @@ class MultipleChoice(RewardFunction):
 
 
 def _letter(choices: str) -> str:
-    """Return the pattern of a separate letter of the choices, also in brackets; A and I before a lower-case word are words."""
+    """Return the regular expression for one of the letters `choices` that stands alone or in brackets.
+
+    Before a lower-case word, A and I do not match, since they are words there.
+    """
     alone = rf"(?<![\w'’\\])([{choices}])(?![\w'’+/^=-]|(?<=[AI])\s[a-z])"
     return rf"(?:\(\s?([{choices}])\s?\)|{alone})"
 

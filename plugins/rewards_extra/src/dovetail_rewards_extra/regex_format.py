@@ -38,7 +38,10 @@ class RegexFormat(RewardFunction):
         ground_truth: GroundTruth,
         extra_info: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return `score`, its part `format` and, if answers are scored, `correct` (each 0 or 1), and `pred`: the marked answer."""
+        """Return `score` and the component `format`; with `answer_score`, also `correct`; with a group `answer`, also `pred`.
+
+        `format` and `correct` are 0 or 1. `pred` is the text of the group `answer`, or None.
+        """
         find = self._pattern.fullmatch if self.config.match == "full" else self._pattern.search
         match = find(solution_str.strip())
         score = self.config.format_score if match else self.config.miss_score

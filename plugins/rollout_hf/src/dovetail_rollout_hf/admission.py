@@ -52,7 +52,7 @@ class Admission:
         self._pending: deque[Ticket] = deque()
 
     def __bool__(self) -> bool:
-        """Whether anyone waits."""
+        """Whether any request waits."""
         return bool(self._pending)
 
     def wait(self, ticket: Ticket) -> None:
@@ -107,7 +107,7 @@ class Admission:
         return chunks
 
     def _prefill(self, groups: Sequence[Group]) -> tuple[Prefill, list[list[Row]]]:
-        """Run each distinct prompt of the groups once."""
+        """Prefill the prompts of the groups, each once for all its rows; return the pass, and the rows that continue each prompt."""
         lengths = [len(request.prompt_ids) for request, _ in groups]
         longest = max(lengths)
         ids_PL = np.zeros((len(groups), longest), dtype=np.int64)

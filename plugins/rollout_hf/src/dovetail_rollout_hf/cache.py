@@ -67,10 +67,10 @@ class KvCache:
         capacity: int,
         arrivals: Sequence[Arrival],
     ) -> None:
-        """Move the kept rows so that they end at column `end`, drop the other rows, and add new rows that end at the same column.
+        """Move the kept rows so that they end before column `end`, drop the other rows, and add new rows that end there, too.
 
         Args:
-            kept_N: int64 [N], the rows to keep, in their new order.
+            kept_N: int64 [N], the indices of the rows to keep, in their new order.
             span: the first (inclusive) and last (exclusive) column that the kept rows use now.
             end: the column of the next token.
             capacity: the number of columns to allocate.
@@ -129,7 +129,16 @@ def _fill(
     end: int,
     sources: Sequence[tuple[Tensor, Tensor]],
 ) -> None:
-    """Copy the kept rows and the prompts into `new`, so that they end at column `end`."""
+    """Copy the kept rows and the prompts of new rows into `new`, so that they end before column `end`, with zeros to their left.
+
+    Args:
+        new: [N + M, H, C, D], the uninitialised tensor of keys or values of one layer.
+        old: the layer's earlier tensor; None if there was none.
+        kept_N: int64 [N], the indices of the rows to keep.
+        span: the first (inclusive) and last (exclusive) column that the kept rows use in `old`.
+        end: the column of the next token.
+        sources: for each prefill, its tensor [P, H, L, D], and the index of the prompt that each new row continues.
+    """
     kept = len(kept_N)
     if kept and old is not None:
         begin = end - (span[1] - span[0])

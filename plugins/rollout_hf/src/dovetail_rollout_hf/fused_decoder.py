@@ -185,7 +185,7 @@ class FusedDecoder(Decoder):
         return functional.rms_norm(x, (x.shape[-1],), norm.weight, self._eps)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Apply rotary positions to [..., heads, D]; the signs in the sine table make a roll the usual `rotate_half`."""
+        """Apply rotary position embeddings to [..., heads, D]. Since the sine table has the signs of `rotate_half`, a roll suffices."""
         return torch.addcmul(x * cos, torch.roll(x, self._D // 2, -1), sin)
 
     def _rotary_until(self, columns: int) -> None:

@@ -23,12 +23,12 @@ def recompute(
     prompts: Sequence[tuple[int, RolloutRequest]],
     max_tokens: int,
 ) -> Tensor:
-    """Compute anew the keys and values of prompts and responses so far, in place, and return the next logits.
+    """Compute anew the cached keys and values of prompts and unfinished responses, in place, and return the logits of the next tokens.
 
     Args:
         decoder: a decoder with the new weights.
         cache: the rows' keys and values [N, H, C, D], with C ≥ L, overwritten.
-        ids_NL: int64 [N, L], the response tokens so far, right-aligned.
+        ids_NL: int64 [N, L], each row's response tokens so far, right-aligned; the prompts' tokens are filled in from `prompts`.
         prompts: the number of left padding columns, and the request, of each row.
         max_tokens: the token limit of one pass, padding included; a pass has at least one row.
 

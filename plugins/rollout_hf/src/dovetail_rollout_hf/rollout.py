@@ -242,11 +242,11 @@ class HfRollout(BaseRollout):
         return self._scheduler
 
     def _ready_for_images(self, request: RolloutRequest) -> None:
-        """Make the decoder's image processing before the first image.
+        """Give the decoder its converter of images at the first request with images, and check that the prompt has image tokens.
 
         Raises:
             ModelError: the model takes no images.
-            RequestRefusedError: the prompt has images, but no token that stands for an image.
+            RequestRefusedError: the request has images, but its prompt has no token that stands for an image.
         """
         if not request.media:
             return

@@ -16,7 +16,7 @@ class Row:
     """One sample of the running batch."""
 
     owner: Any
-    """The submitter of the request, returned with the completion."""
+    """The `Ticket` of the request to which the sample belongs; returned with the completion, to deliver it."""
     request: RolloutRequest
     sample: int
     stop: StopRule

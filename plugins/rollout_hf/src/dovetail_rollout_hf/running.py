@@ -122,7 +122,13 @@ class RunningBatch:
     def _rebuild(
         self, arrivals: list[Arrival], new_rows: list[Row], logits: list[Tensor] | None
     ) -> None:
-        """Keep the running rows, add new ones, and move all to the first columns that fit."""
+        """Drop finished rows, add new rows, and move all rows to the left as far as the longest row allows.
+
+        Args:
+            arrivals: the new rows' prompts, as the cache needs them.
+            new_rows: the new rows.
+            logits: logits of the new rows' first tokens, one tensor per prefill; None if the next logits are not computed yet.
+        """
         kept = [index for index, row in enumerate(self._rows) if not row.done]
         kept_rows = [self._rows[index] for index in kept]
         kept_N = torch.tensor(kept, device=self._device) if kept else empty_index(self._device)
@@ -153,7 +159,17 @@ class RunningBatch:
     def _move_columns(
         self, kept_N: Tensor, begin: int, shift: int, capacity: int, new: int
     ) -> None:
-        """Move ids, seeds and log-probabilities like the cache, including the seeds of columns still to come."""
+        """Move the kept rows' ids, seeds and log-probabilities by as many columns as their keys and values.
+
+        Seeds are moved for the columns of future tokens, too.
+
+        Args:
+            kept_N: int64 [N], the indices of the rows to keep.
+            begin: the first column that a kept row uses now.
+            shift: the number of columns to move to the right; negative to the left.
+            capacity: the number of columns after the move.
+            new: the number of rows to append, filled with zeros.
+        """
         for name, old in self._columns.items():
             fresh = old.new_zeros((len(kept_N) + new, capacity))
             width = min(old.shape[1], capacity - shift) - begin
@@ -223,7 +239,7 @@ class RunningBatch:
         return completions
 
     def _ended(self, tokens_N: Tensor, column: int) -> list[tuple[int, FinishReason]]:
-        """Return the rows whose last token is in this column, each with the reason."""
+        """Return the indices of the rows that end with the token in this column, each with the finish reason."""
         ended = []
         if self._watching:
             # A step waits for the device only here, and only if there are stop rules.
@@ -262,7 +278,7 @@ class RunningBatch:
         return completions
 
     def _finish(self, ended: Sequence[tuple[int, FinishReason]], stop: int) -> list[Finished]:
-        """Return the completions of these rows, whose tokens end before column `stop`."""
+        """Mark rows, given by index and finish reason, as finished, and return their completions of the tokens before column `stop`."""
         if not ended:
             return []
         rows_M = torch.tensor([index for index, _ in ended], device=self._device)

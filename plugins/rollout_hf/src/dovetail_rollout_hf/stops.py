@@ -1,7 +1,7 @@
 """Conditions that end a response: stop tokens, end-of-sequence tokens and stop strings.
 
-If a token's own text contains a stop string, the token becomes a stop token. If several tokens may form a stop string, the tokens
-that can complete it are known. Only after these tokens is the end of the response decoded.
+If a token's own text contains a stop string, the token becomes a stop token. A stop string may also span several tokens. The tokens
+that can complete it are therefore listed in advance, and the end of a response is decoded only after one of them.
 """
 
 from __future__ import annotations

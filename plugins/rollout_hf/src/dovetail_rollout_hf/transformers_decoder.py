@@ -98,7 +98,14 @@ class TransformersDecoder(Decoder):
         pictures: RowImages,
         fixed: dict[str, Any],
     ) -> Any:
-        """Return the model's output for prompts with images. If the model numbers images, it computes positions itself."""
+        """Return the model's output for prompts with images.
+
+        Args:
+            ids_PL: int64 [P, L], the prompts' token ids, right-aligned.
+            positions_PL: int64 [P, L], the position ids; None without padding. Unused if the model computes its own.
+            pictures: the prompts' images.
+            fixed: further arguments of the model's forward pass.
+        """
         assert self.images is not None
         images, prompt_PL = self.images, pictures.prompt_PL
         inputs: dict[str, Any] = dict(images.of(ids_PL, prompt_PL, pictures.media))

@@ -55,7 +55,7 @@ def copy_weights(model: object, staged: list[tuple[str, Tensor]]) -> None:
 
 
 def _parameters(model: Any, wanted: Sequence[str]) -> dict[str, Tensor]:
-    """Return the parameters by their names in memory, and also by those in checkpoints if a wanted name is not in memory."""
+    """Return the model's parameters by name. If a wanted name is not among them, add the names under which checkpoints store them."""
     named = dict(model.named_parameters(remove_duplicate=False))
     if all(name in named for name in wanted):
         return named

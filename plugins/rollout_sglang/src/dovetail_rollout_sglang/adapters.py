@@ -147,7 +147,7 @@ def lora_config(spec: AdapterSpec, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _rows(base: Any, part: int) -> int:
-    """Return the number of outputs, over all ranks, of one part of a fused layer."""
+    """Return the number of outputs, over all ranks, of the layer at index `part` of a fused layer (see `_FUSED`)."""
     if hasattr(base, "total_num_kv_heads"):
         heads = base.total_num_heads if part == 0 else base.total_num_kv_heads
         size = getattr(base, "v_head_size", base.head_size) if part == 2 else base.head_size

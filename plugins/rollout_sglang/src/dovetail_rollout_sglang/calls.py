@@ -48,7 +48,8 @@ def scoring() -> dict[str, Any]:
 def likeliest(call: SampleCall, vocab_size: int) -> int:
     """Return the number of most likely tokens whose log-probabilities are requested at each position.
 
-    The number is k if log-probabilities of top-k sampling are requested, else 0.
+    These are needed to compute the log-probabilities under the sampling distribution of top-k. The number is top-k, at most the size of the
+    vocabulary; 0 without top-k, or if no log-probabilities are requested.
     """
     sampling = call.sampling
     return min(sampling.top_k, vocab_size) if sampling.log_probs and sampling.top_k > 0 else 0

@@ -79,7 +79,12 @@ def problems_of(
 
 
 def _replaced(held: Mapping[str, Any] | None, context: PluginContext) -> list[str]:
-    """Return the problem of a server whose weights another run replaced, if this run does not send whole weights."""
+    """Return a message, in a list, if another run has replaced the server's weights and this run would generate with them; else no message.
+
+    Args:
+        held: the server's record of its replaced weights; None if it has the weights with which it was started.
+        context: the rollout's context. If the rollout receives complete weights before it generates, replaced weights do no harm.
+    """
     if held is None or context.weights_follow:
         return []
     since = datetime.fromtimestamp(held["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")

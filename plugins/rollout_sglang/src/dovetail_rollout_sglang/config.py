@@ -44,8 +44,8 @@ class SglangRolloutConfig(AdaptedSection):
     max_num_seqs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Maximum number of samples that run at once (SGLang's `max_running_requests`); None leaves the choice to SGLang."""
     quantization: str | None = None
-    """Method by which SGLang quantises the weights that it receives, such as `fp8`. Updates of quantised weights need a version
-    with begin_weight_update (0.5.23 was tried)."""
+    """Method by which SGLang quantises the weights that it receives, such as `fp8`. Updates of quantised weights need
+    a version of SGLang that can load new weights over quantised ones, such as 0.5.23."""
     adapter_modules: tuple[str, ...] = attrs.field(
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         validator=attrs.validators.min_len(1),

@@ -26,7 +26,8 @@ MODULE = "dovetail_rollout_sglang.serve"
 """The module for `python -m`, whose only argument is a JSON object of SGLang's `ServerArgs`."""
 
 _OTHER_ORDERS = frozenset({"enable_priority_scheduling", "schedule_policy", "enable_metrics"})
-"""Arguments that turn off priority scheduling: the user chooses the order, or metrics, which would have a series for each priority."""
+"""SGLang arguments that, if the user sets one of them, turn off Dovetail's priority scheduling. `enable_priority_scheduling` and
+`schedule_policy` choose the order of requests. With `enable_metrics`, SGLang would report separate metrics for each priority."""
 _GRAPHS, _MOST_GRAPHS = 512, 1024
 """Number of concurrent samples up to which CUDA graphs are captured: the default without `max_num_seqs`, and the maximum."""
 

@@ -59,7 +59,9 @@ def load(
 
 @contextmanager
 def noted(model: nn.Module) -> Iterator[dict[str, set[Any]]]:
-    """Yield a mapping that loading in the block fills: parameter name → its loaded shards (`q`, `k`, `v` or a number; None for all of it).
+    """Record in the block which parameters are loaded, in the yielded mapping from a parameter's name to its loaded shards.
+
+    A shard is `q`, `k`, `v` or the index of a part of a fused layer; None stands for the whole parameter.
 
     SGLang's models load each parameter through its `weight_loader`, and do not report which parameters were loaded.
     """
@@ -113,7 +115,7 @@ def _refuse_missing(model: nn.Module, loaded: dict[str, set[Any]]) -> None:
 
 
 def _all_shards(model: nn.Module, name: str, seen: set[Any]) -> set[Any]:
-    """Return all shards of a parameter of which some shards were loaded; empty if it has no shards."""
+    """Return the shards that a parameter must have if the shards `seen` were loaded; empty if it was loaded whole, or not at all."""
     if None in seen or not seen:
         return set()
     if seen <= {"q", "k", "v"}:

@@ -187,7 +187,9 @@ class TrtllmBackend(Backend):
     # -- the server --------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Start a server and wait until it answers, unless a server runs, is asleep in part, or has no weights yet.
+        """Start a server and wait until it answers.
+
+        Do nothing if a server runs, if any memory tag (weights, KV cache) is asleep, or if no weights have arrived yet.
 
         Raises:
             RolloutError: the server ended, did not answer in time, or another program answers; the error shows its output.
@@ -245,7 +247,12 @@ class TrtllmBackend(Backend):
 
 
 def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping[str, Metric]:
-    """Return metrics of the work since the last query; tokens of aborted samples count too."""
+    """Return metrics of the work since the last query; tokens of aborted samples count too.
+
+    Args:
+        grown: the increase of each counter since the last query.
+        totals: the counters themselves; their maxima are those since the last query.
+    """
     return {
         "tokens_per_second": Mean(grown["new_tokens"], grown["busy_seconds"]),
         "new_tokens": Sum(grown["new_tokens"]),

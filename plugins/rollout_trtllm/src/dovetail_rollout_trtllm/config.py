@@ -28,8 +28,8 @@ class TrtllmRolloutConfig(ServingSection):
     """Program that starts a server: a path, or a name in this interpreter's directory or on the PATH. It may belong to another
     environment."""
     checkpoint_directory: str | None = None
-    """Directory for weight updates, one or two copies of the model per replica; None for the run's directory. A directory in
-    memory, such as one below `/dev/shm`, is faster."""
+    """Directory to which weight updates are written; it holds one copy of the model per replica, and two during an update. None
+    means the run's directory. A directory in memory, such as one below `/dev/shm`, is faster."""
     expert_parallel_size: int | None = attrs.field(
         default=None, validator=[AT_LEAST_ONE, spread_over_ranks]
     )

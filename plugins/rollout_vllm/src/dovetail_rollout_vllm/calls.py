@@ -113,9 +113,9 @@ def result_of(output: Any, recorded_T: np.ndarray | None = None) -> SampleResult
 
 
 def _versions_of(completion: Any, tokens: int) -> np.ndarray | None:
-    """Return the weight version of each token, int64 [T], as `EngineDriver.load` labels versions; 0 are the initial weights.
+    """Return the version of the weights that produced each token, int64 [T], with 0 for the initial weights.
 
-    None if vLLM is older than 0.32 and does not report versions.
+    Return None if vLLM reports no versions, as before 0.32. `EngineDriver.load` gives vLLM the version of each update.
     """
     spans = getattr(completion, "weight_versions", None)
     if spans is None:

@@ -44,8 +44,8 @@ class VllmRolloutConfig(AdaptedSection):
     or joins the servers in `urls`."""
     metrics_port: int | None = attrs.field(default=None, validator=[PORT, _counted])
     """In mode `engine`, replica k serves vLLM's Prometheus metrics under `/metrics` at this port plus k on the loopback interface.
-    None turns these metrics off; the run's own metrics remain. Allowed with one replica per process only, as with runtime `ray`. In
-    mode `server` every server serves its metrics at its address."""
+    None turns these metrics off; the run's own metrics remain. A process can serve only one replica's metrics, so with several
+    replicas each needs its own process, as under runtime `ray`. In mode `server` every server serves its metrics at its address."""
     pipeline_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of pipeline stages into which a replica divides the layers."""
     gpu_memory_utilization: float = attrs.field(

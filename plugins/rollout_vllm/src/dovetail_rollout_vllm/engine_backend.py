@@ -204,7 +204,7 @@ class EngineBackend(Backend):
             )
 
     async def _told(self, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Return the result of a call; any failure is raised as a RolloutError."""
+        """Return the result of a call to the engine; raise any failure as a RolloutError. `what` names the call in the error."""
         try:
             return await work
         except RolloutError:

@@ -60,7 +60,7 @@ class EngineDriver:
     async def record(self) -> None:
         """Make vLLM's workers keep a request's log-probabilities until the request ends; one call then fetches all of them.
 
-        Only for an engine without other clients.
+        Call this only if the engine has no other clients, since outputs then lack the log-probabilities of sampled tokens.
         """
         self._records = any(await self._engine.collective_rpc("dovetail_record"))
 
@@ -151,7 +151,9 @@ class EngineDriver:
         await self._label(0)
 
     async def load(self, manifest: dict[str, Any]) -> Outcome:
-        """Make every worker receive, verify and load a weight update, and drop cached prefixes.
+        """Make every worker receive, verify and load a weight update, and stop reuse of prefixes that earlier weights computed.
+
+        The cached prefixes are dropped. If frozen requests still need their KV cache, new requests get another cache salt instead.
 
         Args:
             manifest: the result of `dovetail_serving.weight_wire.manifest_info`.
@@ -213,7 +215,8 @@ class EngineDriver:
     async def wake(self, tags: frozenset[str]) -> None:
         """Allocate the memory of the tags again.
 
-        Waking the weights also allocates a KV cache that was not to be freed, but that vLLM could only free together with the weights.
+        vLLM frees weights only together with the KV cache. If only the weights were to be freed, waking the weights therefore allocates the
+        KV cache again, too.
         """
         due = self._asleep & (tags | self._along if "weights" in tags else tags)
         if due:
@@ -322,7 +325,13 @@ class EngineDriver:
                     future.set_result(found.get(name))
 
     async def _everywhere(self, method: str, info: dict[str, Any], *, version: int) -> Outcome:
-        """Call a method of `WorkerMethods` in every worker; one call at a time."""
+        """Call a method of `WorkerMethods` in every worker, and merge the workers' outcomes; one call at a time.
+
+        Args:
+            method: the name of the method.
+            info: the method's argument, which is sent as JSON.
+            version: the weight version of the update, for error messages.
+        """
         async with self._updating:
             outcomes = await self._engine.collective_rpc(method, args=(json.dumps(info),))
         return merged_outcomes(outcomes, version)

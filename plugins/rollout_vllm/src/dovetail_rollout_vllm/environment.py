@@ -128,7 +128,10 @@ def _always(config: VllmRolloutConfig, context: PluginContext, log: Path) -> Map
 
 
 def _cores_of(workers: int) -> str | None:
-    """Divide this process's cores evenly, in vLLM's notation; None leaves one worker to vLLM's own choice."""
+    """Divide this process's cores evenly among vLLM's CPU workers; return the value of VLLM_CPU_OMP_THREADS_BIND.
+
+    None leaves the choice to vLLM: for a single worker, or on a system where Python can't list a process's cores.
+    """
     if workers == 1 or not hasattr(os, "sched_getaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))

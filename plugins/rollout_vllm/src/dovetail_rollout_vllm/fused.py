@@ -146,7 +146,16 @@ def _words(part: str) -> list[str]:
 def _place(
     words: list[str], index: Mapping[tuple[str, ...], str], lengths: Sequence[int]
 ) -> _Place | None:
-    """Split a name at its longest part of a fused layer: the words before it, the fused layer, the words after; None without a part."""
+    """Find the part of a fused layer, such as `q_proj`, in a tensor's name.
+
+    Args:
+        words: the name, split at its dots.
+        index: the fused layer of each part, by the words of the part.
+        lengths: the numbers of words to try, in order.
+
+    Returns:
+        The words before the part, the name of the fused layer, and the words after the part; None if the name contains no part.
+    """
     for length in lengths:
         for start in range(len(words) - length + 1):
             whole = index.get(tuple(words[start : start + length]))

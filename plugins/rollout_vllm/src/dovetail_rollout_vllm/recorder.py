@@ -59,7 +59,10 @@ class LogProbRecorder:
         return getattr(self._sampler, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample, and note what is to be returned of each request: its log-probability at its place."""
+        """Run vLLM's sampler, and store the log-probability of each request's sampled token.
+
+        Log-probabilities of the sampled tokens alone are then removed from the output, so that vLLM does not send them.
+        """
         output = self._sampler(*args, **kwargs)
         tensors = output.logprobs_tensors
         if tensors is None:
@@ -99,8 +102,11 @@ class LogProbRecorder:
         return found
 
     def _batch(self, args: Sequence[Any]) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
-        """Return the requests' names [N], numbers of tokens so far and of the prompt, int64 [N], and whether each samples its next
-        token, bool [N].
+        """Return what is known of the N requests of this pass.
+
+        Returns:
+            The request ids; each request's number of tokens so far, int64 [N]; the length of its prompt, int64 [N]; and
+            whether it samples a token in this pass, bool [N]: a prompt that is computed in chunks does so only at the last chunk.
         """
         runner = self._runner
         if hasattr(runner, "optimistic_seq_lens_cpu"):

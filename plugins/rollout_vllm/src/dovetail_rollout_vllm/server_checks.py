@@ -49,7 +49,13 @@ def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
 def _refuse_replaced(
     base: Mapping[str, Any], config: VllmRolloutConfig, context: PluginContext, url: str
 ) -> None:
-    """Refuse a server whose weights another run replaced, if this run does not send whole weights."""
+    """Raise an error if another run has replaced the server's base weights, and this run would generate with them.
+
+    A run that sends complete weights before it generates is not affected.
+
+    Raises:
+        RolloutError: the server has another run's weights.
+    """
     if not base["replaced"] or context.weights_follow:
         return
     since = datetime.fromtimestamp(base["since"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")

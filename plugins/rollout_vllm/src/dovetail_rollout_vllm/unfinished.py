@@ -29,8 +29,8 @@ def await_process(
 
     Args:
         others: the engine processes that were running before.
-        making: the call that makes the engine.
-        timeout: seconds.
+        making: the future of the call that constructs the engine.
+        timeout: the maximum wait in seconds.
 
     Returns:
         The engine's process; empty if the call returned or the time-out passed before a process started.

@@ -45,7 +45,7 @@ def register() -> None:
 
 
 def _end_with_parent() -> None:
-    """Make this process end if its parent is killed. Linux only; on other systems vLLM's own monitoring must do."""
+    """Make the kernel end this process when its parent ends. On systems other than Linux do nothing, and rely on vLLM's own monitoring."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 

@@ -151,7 +151,8 @@ class RolloutCollector:
     def state(self) -> dict[str, Any]:
         """Return the groups that no step has used, with their samples so far, and the settings of sampling and scoring.
 
-        For a group of a failed step, the latest samples are left out. The whole group is left out if checkpoints keep no running responses.
+        A group that a failed step gave back is returned without its samples. If checkpoints do not keep unfinished responses, it is left
+        out altogether.
         """
 
         def sound(groups: Sequence[Group]) -> dict[str, Any]:
@@ -196,7 +197,7 @@ class RolloutCollector:
         self._service.give_back(kept)
 
     def _how(self) -> str:
-        """Return a digest of the settings that, besides the weights, decide on samples and their scores."""
+        """Return a digest of the settings that, besides the weights, determine samples and scores; `load_state` compares it."""
         config = self._site.config
         how = (
             config.rollout.n,
@@ -219,8 +220,8 @@ class RolloutCollector:
 
         Args:
             step: the number of the step.
-            sound: True if the step was stopped, False if it failed. Checkpoints leave out the latest samples of a failed step's
-                groups, since these samples may have caused the failure.
+            sound: True if the step was stopped, False if it failed. Checkpoints leave out the samples of a failed step's groups,
+                since these samples may have caused the failure.
         """
         groups = self._taken.pop(step, [])
         self._ledger.give_back(step)

@@ -87,14 +87,15 @@ def to_batch(
 ) -> Batch:
     """Return a batch of the samples that have a score, one row for each sequence of a sample; failed samples are left out.
 
-    A scalar reward is on the last token that the policy produced in the sample's last sequence. `trajectory_id` is the sample's position
-    among the batch's samples. `sample_id` is unique: further sequences of a sample append their number to the sample's id.
+    In `token_rewards`, a scalar reward is assigned to the last token that the policy produced in the sample's last sequence.
+    `trajectory_id` is the sample's index among the samples of the batch. `sample_id` is unique in each row: from the second sequence of a
+    sample on, it is the sample's id with `.q1`, `.q2`, … appended.
 
     Args:
         samples: samples in any order; samples with the same `group` answer one prompt.
         temperature: the sampling temperature.
-        baselines: the greedy response of each group, for the column `baseline_scores`. If it has no score, the group's
-            samples are left out.
+        baselines: the greedy response by group id, for the column `baseline_scores`; None for no such column. A group
+            whose greedy response has no score is left out.
         columns: the columns of episodes to add: `turn_ids`, `trajectory`.
     """
     scored = [
@@ -185,7 +186,7 @@ def _token_rewards(sample: Sample) -> Float32[np.ndarray, "T"]:
 
 
 def _turn_ids(sample: Sample) -> Int64[np.ndarray, "T"]:
-    """Return the turn that produced each token of all sequences; −1 for tokens that the policy did not produce."""
+    """Return the index of the turn that produced each token of a sample's sequences; −1 for tokens that the policy did not produce."""
     ids_T = np.where(sample.produced_T, 0, -1)
     starts_S = np.cumsum([0, *(len(c.response_ids) for c in sample.sequences)])
     for number, turn in enumerate(sample.trajectory.turns if sample.trajectory else ()):

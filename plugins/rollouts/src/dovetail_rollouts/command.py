@@ -26,10 +26,11 @@ def pool() -> None:
 @_RUN
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(run: Path, as_json: bool) -> None:
-    """Print the replicas of RUN, a run directory, and the length of its queue.
+    """Print the replicas of RUN, a run directory, and how many groups are queued, being generated, and ready to train on.
 
     A replica is ready, joining (added, and without weights until the next update), draining, behind (other replicas have newer weights)
-    or failed. REQUESTS counts unanswered requests, TOKENS the most tokens that these requests may still generate.
+    or failed. REQUESTS is the number of unanswered requests. TOKENS is their load: the tokens of their prompts, plus the token limit of
+    every response that has not finished.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_rollouts.pool_socket import ask

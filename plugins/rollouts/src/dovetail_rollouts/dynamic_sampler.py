@@ -22,7 +22,7 @@ from dovetail_rollouts.columns import has_baseline, to_batch
 from dovetail_rollouts.group import Group
 
 Key = tuple[int, int, int]
-"""The epoch, the prompt's number and the attempt, which identify a prompt in the ledger."""
+"""The key of a prompt in the ledger (`Prompt.key`): the epoch, `Prompt.index`, and the attempt."""
 
 
 class DynamicSampler:
@@ -31,7 +31,7 @@ class DynamicSampler:
     Args:
         wanted: the number of groups that the step trains on.
         filters: the sample filters by name, in order.
-        temperature: the temperature of the samples.
+        temperature: the sampling temperature, which becomes a column of the batch.
         baseline: whether every group has a greedy response as its baseline.
         refills: whether further rounds are allowed; if so, metrics report their number.
         columns: the columns of episodes that filters or stages require: `turn_ids`, `trajectory`.
@@ -72,7 +72,7 @@ class DynamicSampler:
     count: int
     """The number of rounds so far."""
     prompts: int
-    """The number of prompts so far, over all rounds; the next round's first group gets this number."""
+    """The number of prompts so far, over all rounds; this is the group index (`Sample.group`) of the next round's first prompt."""
 
     @property
     def greedy(self) -> tuple[Sample, ...]:
@@ -86,7 +86,7 @@ class DynamicSampler:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics `filter/…`; empty without filters and refills."""
+        """The numbers of rounds, prompts, groups and filtered samples, as metrics `filter/…`; empty if there are no filters or refills."""
         if not self._filters and not self._refills:
             return {}
         return {name: float(count) for name, count in self._counts.items()} | {
@@ -156,7 +156,10 @@ class DynamicSampler:
         )
 
     def _filter(self, samples: list[Sample]) -> list[Sample]:
-        """Return the samples that no filter drops; a sample that loses one of its sequences is dropped."""
+        """Run the filters in order, and return the samples that none of them drops.
+
+        If a filter rejects one sequence of a sample, the whole sample is dropped, or masked if the filter masks.
+        """
         batch = self._batch(samples)
         rows = np.arange(len(batch))
         for name, chosen in self._filters.items():
@@ -186,7 +189,7 @@ def _action(chosen: SampleFilter) -> str:
 
 
 def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
-    """Return the names of a filter's metrics."""
+    """Return the names of the metrics that count what a filter drops or masks."""
     figures = (
         ("masked_samples",) if _action(chosen) == "mask" else ("dropped_samples", "dropped_groups")
     )

@@ -42,8 +42,9 @@ class EarlyRelease:
     def choose(self, admitted: Sequence[G], count: int) -> list[G] | None:
         """Return the groups to take, sorted by the last step that may train on them; None if the step has to wait.
 
-        The first finished groups are taken if all remaining groups can still be trained on in time, provided that later steps take the
-        earliest deadline first. Otherwise the step waits for the groups with the earliest deadlines.
+        A group's deadline is `Pending.due`. The step takes the finished groups with the earliest deadlines if all other groups can then
+        still meet their deadlines, provided that later steps take groups in the order of deadlines. Otherwise the step waits until the
+        `count` groups with the earliest deadlines have finished.
 
         Args:
             admitted: the groups that no step has taken, at least `count` of them.

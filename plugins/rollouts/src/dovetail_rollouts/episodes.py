@@ -64,7 +64,7 @@ class Episodes:
         loop: the started agent loop.
         tokenizer: the tokenizer of the run.
         tools: the functions that the chat template describes in every prompt.
-        control_tokens: `data.control_tokens`.
+        control_tokens: `data.control_tokens`; see `TextEncoder`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Episodes:
             request: the request of this sample alone.
             prompt: the dataset row.
             sample_id: the sample id of the sample.
-            number: the sample's number among the prompt's samples.
+            number: the index of the sample among the prompt's samples.
             ask: a function that sends a request to the policy.
 
         Returns:

@@ -205,6 +205,12 @@ class Generation:
 
         An episode that starts again, such as in a resumed run, gets its earlier responses again as long as its loop sends the
         same prompts.
+
+        Args:
+            group: the group of the episode, which stores the responses so far in `cut`.
+            episode: the sample id of the episode; its requests go to the same replica.
+            request: the request for one turn.
+            time: the clock of the episode's time limit, which stops while requests are held back.
         """
         name, prompt = request.request_id, request.prompt_ids
         earlier = group.cut.get(name)
@@ -253,7 +259,14 @@ class Generation:
         part: RolloutRequest,
         numbers: Sequence[int],
     ) -> None:
-        """Send a part of a request, for the samples of these numbers, and store each response on arrival, complete or interrupted."""
+        """Send a part of a group's request, and store each response in the group on arrival, complete or interrupted.
+
+        Args:
+            group: the group.
+            request: the request for all missing samples of the group.
+            part: the request to send, for some of these samples; see `missing_parts`.
+            numbers: for each sample of `part`, its index among the samples of `request`.
+        """
         await self._turn(group, request)  # `hold` may have been called since `_draw` waited
         self._asked.add(part.request_id)
         missing = part.n

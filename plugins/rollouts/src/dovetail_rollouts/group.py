@@ -28,17 +28,18 @@ class Group:
     baseline: bool = False
     """Whether the group also needs a greedy response."""
     samples: list[Sample] = attrs.field(factory=list)
-    """The samples so far. A scored sample has the number of the latest attempt, a failed sample the number of its own attempt."""
+    """The samples so far. The `prompt.attempt` of a scored sample is the latest attempt; that of a failed sample is its own attempt."""
     greedy: Sample | None = None
     arrived: dict[str, Sample] = attrs.field(factory=dict)
     """Complete responses that are not scored yet, by sample id."""
     cut: dict[str, Completion] = attrs.field(factory=dict)
-    """Interrupted responses to be continued, by sample id. For a running episode: its turns so far with `prompt_ids`, by request id."""
+    """Interrupted responses to be continued, by sample id. A running episode has an entry for each of its turns instead, by the id of
+    the turn's request; it holds the response, complete or interrupted, and its `prompt_ids`."""
     finished: bool = False
     """Whether every requested sample has a score or has failed."""
     place: int | None = None
-    """The group's number in the order of starting; None before the start. After `Generation.hold`, requests of groups that started earlier
-    are sent first."""
+    """The position of the group in the order in which groups start; None before its start. When requests that `Generation.hold` held
+    back are sent, the groups that started earlier come first."""
     due: int | None = None
     """The last step that may train on the group, by the bound on staleness; None without a bound."""
     priority: int = 0
@@ -51,14 +52,14 @@ class Group:
         return missing, self.baseline and (self.greedy is None or self.greedy.score is None)
 
     def anew(self) -> Group:
-        """Return a copy of the group without the samples of its latest attempt."""
+        """Return a copy of the group with the same prompt and attempt, but without any samples or responses."""
         return attrs.evolve(self, samples=[], greedy=None, arrived={}, cut={}, finished=False)
 
     def try_again(self, *, whole: bool) -> None:
-        """Start the next attempt, which keeps the samples that have a score.
+        """Start the next attempt, which generates only the samples without a score again.
 
         Args:
-            whole: whether a single missing sample discards all samples, because their scores depend on each other.
+            whole: whether all samples are generated again if a single one lacks a score, because their scores depend on each other.
         """
         self.finished = False
         self.prompt = attrs.evolve(self.prompt, attempt=self.prompt.attempt + 1)
@@ -71,20 +72,20 @@ class Group:
 
 
 def sample_name(request: RolloutRequest, number: int) -> str:
-    """Return the sample id of a request's sample with this number."""
+    """Return the id of the sample with index `number` among the samples of a request."""
     return f"{request.request_id}.s{number}"
 
 
 def missing_parts(
     request: RolloutRequest, names: Sequence[str], group: Group
 ) -> list[tuple[RolloutRequest, Sequence[int]]]:
-    """Return requests for the samples of a group that have not arrived, each with the indices of its samples in the group.
+    """Return requests for the samples of a group that have not arrived, each with the indices of its samples in `names`.
 
     One request is for all samples without a token. Each interrupted response has a request that continues its tokens.
 
     Args:
-        request: the request for the whole group.
-        names: the ids of the group's samples.
+        request: the request for all missing samples of the group.
+        names: the ids of these samples.
         group: the samples that have arrived, and the responses that were interrupted.
     """
     left = [number for number, name in enumerate(names) if name not in group.arrived]
@@ -104,7 +105,14 @@ def missing_parts(
 
 
 def rest_of(request: RolloutRequest, name: str, number: int, cut: Completion) -> RolloutRequest:
-    """Return the request for the remaining tokens of a sample."""
+    """Return a request for the remaining tokens of an interrupted sample.
+
+    Args:
+        request: the request to which the sample belongs.
+        name: the sample's id, from which the id of the new request is derived.
+        number: the index of the sample among the request's samples.
+        cut: the sample's tokens so far, which the new request appends to the prompt.
+    """
     done = len(cut.response_ids)
     limit = request.sampling.max_new_tokens - done
     return attrs.evolve(

@@ -75,7 +75,7 @@ def unpack(
 
     Args:
         state: the result of `pack`.
-        issued: a function that returns a prompt from its epoch, its number and its attempt's number.
+        issued: a function that returns the prompt with a given epoch, index and attempt (`Prompt.key`).
         sampling: a function that returns the sampling parameters of a group's missing samples, given the log-probability columns that
             the group requests.
     """
@@ -128,8 +128,10 @@ def unpack(
 
 
 _Response = tuple[str, str, Completion, Sample | None]
-"""A response's role in its group, sample id, tokens, and its sample if complete. Roles are `sample`, `greedy`, `arrived`, `cut`, and
-`earlier`: a sequence of the next complete sample, before the last sequence.
+"""One sequence of a group, as it is packed: its role, its key (the sample id, or the key in `Group.cut`), its tokens, and its sample.
+
+The role is the field of the group that holds the response: `sample` (of `Group.samples`), `greedy`, `arrived` or `cut`. A sample of
+several sequences has its other sequences before its last one, with the role `earlier`. The sample is None for `earlier` and `cut`.
 """
 
 
@@ -207,7 +209,7 @@ def _outcome(document: Mapping[str, Any], found: Mapping[str, np.ndarray | None]
 
 
 def _packed(rows: Sequence[np.ndarray | None]) -> dict[str, np.ndarray]:
-    """Concatenate S rows; a length of −1 stands for None."""
+    """Concatenate S rows to `values`, with the length of each row in `lengths`, int64 [S]; the length is −1 for a row that is None."""
     there = [row for row in rows if row is not None]
     return {
         "lengths": np.array([-1 if row is None else len(row) for row in rows], np.int64),

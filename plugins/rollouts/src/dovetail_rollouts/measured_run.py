@@ -60,7 +60,8 @@ _PREDICTED = (
     "rollout.max_restarts",
     "actor.optim",
 )
-"""Config keys that the prediction takes into account, or that change neither response lengths nor times."""
+"""Beginnings of config keys that `differences` does not report: the prediction takes them into account, or they change neither response
+lengths nor times."""
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +69,7 @@ class Measured:
     """The measurements of a run's steps, without its first steps.
 
     Attributes:
-        name: the name of the run.
+        name: the path of the run's directory, as text.
         plan: the plan of the run.
         steps: the metrics of each step.
         lengths: the lengths of the responses in tokens, step by step.
@@ -262,7 +263,18 @@ def read_run(path: Path) -> Measured:
 def _lengths(
     row: Mapping[str, float], written: Sequence[int], pool: Sequence[int], count: int, seed: int
 ) -> list[int]:
-    """Return the response lengths of a step: as written if complete, else drawn from the run's, with the step's mean and maximum."""
+    """Return the lengths of all responses of a step, in tokens.
+
+    If the sample file has only some of the step's responses, the lengths are drawn from those of the whole run, and scaled to about the
+    step's mean and maximum.
+
+    Args:
+        row: the metrics of the step.
+        written: the lengths in the step's sample file.
+        pool: the lengths in all sample files of the run.
+        count: the number of the step's responses.
+        seed: the seed of the draws.
+    """
     if len(written) == count:
         return list(written)
     chance = np.random.default_rng(seed)

@@ -132,7 +132,7 @@ def default_transport(config: RunConfig) -> str:
 
 
 def _accelerator(device: str) -> str | None:
-    """Return the device type of this process's accelerator; None on the CPU."""
+    """Return the device type of the accelerator that `runtime.device` selects in this process, such as `cuda`; None for the CPU."""
     import torch
 
     if device != "auto":
@@ -165,7 +165,10 @@ def _check_transport(config: RunConfig, transport: SelectedPlugin, rollout: Sele
 def _check_machines(
     config: RunConfig, transport: SelectedPlugin, rollout: Pool, trainer: Pool
 ) -> None:
-    """Refuse a transport that can't connect the machines of trainer and rollout, or that needs different accelerators if both share one."""
+    """Raise PlanError if the transport can't connect the machines of trainer and rollout.
+
+    Also refuse a transport between different accelerators (such as NCCL) if trainer and rollout share the same accelerators.
+    """
     able, joined = transport.cls.capabilities, config.rollout.joined
     together = rollout == trainer and not joined
     if together and trainer.accelerators and able >= {"across_machines", "ends_meet"}:

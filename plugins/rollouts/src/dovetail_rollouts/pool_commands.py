@@ -72,7 +72,7 @@ class PoolCommands:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def status(self) -> Answer:
-        """Return the state of every replica, and the length of the queue."""
+        """Return the state of every replica, and the numbers of groups: unfinished ones (`groups`), and finished ones (`ready`)."""
         members = [
             {
                 "replica": member.number,

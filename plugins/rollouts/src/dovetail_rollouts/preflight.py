@@ -132,8 +132,8 @@ def turn_end_not_stopped(config: RunConfig, plan: Plan | None) -> Iterator[Findi
 def partial_rollout_unused(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Warn if `rollout.partial_rollout` or `rollout.keep_cache` has no effect.
 
-    The former has no effect if the trainer does not generate ahead, since no response is then interrupted; the latter has none without the
-    former.
+    `partial_rollout` has no effect if the trainer does not generate ahead, since no response is then interrupted. `keep_cache` has no
+    effect without `partial_rollout`.
     """
     if plan is None or not plan.generates:
         return

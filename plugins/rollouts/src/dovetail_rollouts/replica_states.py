@@ -50,7 +50,7 @@ class Replica:
     asleep: frozenset[str] = frozenset()
     """Tags of the memory that the replica has freed."""
     outstanding: int = 0
-    """Tokens that were requested and not yet generated."""
+    """The load of the requests in flight: the tokens of their prompts, plus the token limit of every response that has not finished."""
     requests: set[str] = attrs.field(factory=set)
     """Ids of the requests in flight; a retry keeps the id with which the request was submitted to the pool."""
     idle: asyncio.Event = attrs.field(factory=asyncio.Event)
@@ -133,7 +133,7 @@ class ReplicaFault:
 
 
 def close(engine: BaseRollout) -> None:
-    """Close an engine that may be gone already."""
+    """Close an engine, and ignore errors, since its process may have ended already."""
     try:
         engine.close()
     except Exception:  # noqa: BLE001 - it is not needed any more

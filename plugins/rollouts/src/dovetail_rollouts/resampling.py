@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float64, Int64, Real
 
 DRAWS = 1 << 16
-"""Random draws of one majority estimate over all prompts, for a standard error below 0.002 of the scores' range."""
+"""Number of random draws of a majority estimate, divided among the prompts, for a standard error below 0.002 of the scores' range."""
 MOST_DRAWS = 1024
 """Largest number of draws of a single prompt."""
 _CELLS = 1 << 22
@@ -93,9 +93,9 @@ def majority_at_k(
 
     Args:
         scores_PM: float64 [P, M]; values beyond a row's size are not read.
-        answers_PM: int64 [P, M], number of the answer that each sample gives, 0 … M − 1; −1 for no answer.
+        answers_PM: int64 [P, M], index of the answer that each sample gives, 0 … M − 1, equal for equal answers; −1 for no answer.
         sizes_P: m, number of each prompt's samples, 1 or more.
-        ks: K numbers of samples drawn, each 1 or more.
+        ks: the K values of k (the number of samples drawn), each 1 or more.
         rng: the random generator.
     """
     prompts, width = scores_PM.shape
@@ -179,7 +179,12 @@ def _count(
 def _winners_worth(
     votes_PDA: Float64[np.ndarray, "P D A"], worth_PA: Float64[np.ndarray, "P A"]
 ) -> Float64[np.ndarray, "P D"]:
-    """Return the mean worth of the answers with most votes; without any vote, the worth of "no answer"."""
+    """Return the score of each draw: the mean worth of the answers with the most votes, or the worth of "no answer" without any vote.
+
+    Args:
+        votes_PDA: the votes in each of D draws for each answer. Column 0 stands for "no answer", and the last column for padding.
+        worth_PA: the mean score of the prompt's samples that give each answer, in the same columns.
+    """
     votes_PDA = votes_PDA[:, :, 1:-1]
     most_PD1 = votes_PDA.max(axis=2, keepdims=True)
     won_PDA = (votes_PDA == most_PD1) & (most_PD1 > 0)

@@ -246,7 +246,12 @@ def _names_of(request_id: str, attempts: int) -> list[str]:
 
 
 def _original(samples: list[int], completion: Completion, missing: Mapping[int, object]) -> int:
-    """Return the number of a completion's sample in the original request.
+    """Return the index of a completion's sample in the original request.
+
+    Args:
+        samples: the samples of the sent request, which may be a retry, as indices in the original request.
+        completion: a completion of the sent request.
+        missing: the samples of the original request that have not arrived, by index.
 
     Raises:
         RolloutError: the sample was not requested, or has arrived before.

@@ -43,7 +43,7 @@ class BusyTime:
 
     @contextmanager
     def left(self) -> Iterator[None]:
-        """Close one of the open contexts during a `with` block."""
+        """Close one of the open contexts during a `with` block, such as while a request is held back."""
         self.add(-1)
         try:
             yield
@@ -60,7 +60,15 @@ class BusyTime:
 
 @attrs.frozen(kw_only=True)
 class ClockReading:
-    """Readings of a rollout's clocks, in seconds; `responses` is summed over concurrent responses."""
+    """Readings of a rollout's clocks at one time, in seconds.
+
+    Attributes:
+        clock: the time of `time.monotonic`.
+        generation: the time in which an engine generated at least one response.
+        scoring: the time in which at least one sample or group was scored.
+        working: the time in which a response, an episode or a score was pending.
+        responses: the time of generation, summed over concurrent responses.
+    """
 
     clock: float
     generation: float

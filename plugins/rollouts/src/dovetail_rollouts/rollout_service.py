@@ -30,7 +30,7 @@ T = TypeVar("T")
 Phase = Callable[[str], AbstractContextManager[None]]
 
 _LOOK = 0.5
-"""Seconds between two checks of a waiting trainer whether the event loop has ended or a stop was requested."""
+"""Seconds after which a waiting trainer checks again whether the event loop has ended or a stop was requested."""
 _CUT_SECONDS = 30.0
 """Seconds that a checkpoint or a stop waits for running responses to be interrupted."""
 
@@ -110,7 +110,7 @@ class RolloutService:
 
     @property
     def ready(self) -> int:
-        """The number of finished groups that `take` can return without waiting."""
+        """The number of finished groups that no step has taken."""
         return sum(group.finished for group in self._admitted)
 
     @property
@@ -119,10 +119,10 @@ class RolloutService:
         return bool(self._running)
 
     def kept(self, pack: Callable[[list[Group]], T]) -> T:
-        """Call a function on the groups that no step has taken, in their order, on the service's loop, and return its result.
+        """Pack the groups that no step has taken for a checkpoint: call `pack` on them, in their order, and return its result.
 
-        With `continues`, running responses are interrupted before the call and continue after it. Without, the function gets all
-        groups if every group is finished, and otherwise no group.
+        The call runs on the service's event loop. With `continues`, running responses are interrupted before the call and continue after
+        it. Without, `pack` gets all groups if every group is finished, and otherwise an empty list.
         """
         if not self._loop.alive:
             return pack(self._kept())
@@ -134,11 +134,12 @@ class RolloutService:
         self._wait(self._begin(self._admitted))
 
     def take(self, count: int, early: EarlyRelease | None = None) -> list[Group]:
-        """Wait for the groups that `admit` started first, and return them in the order of their start.
+        """Wait for the next groups that `admit` started, and return them in the order of their start unless `early` is given.
 
         Args:
             count: the number of groups.
-            early: the rule to take finished groups before earlier groups that still run; these earlier groups are then in `passed`.
+            early: the rule to take finished groups before earlier groups that still run, in the order of `EarlyRelease.choose`; these
+                earlier groups are then in `passed`. None takes groups in the order of their start.
 
         Raises:
             RolloutError: fewer than `count` groups are outstanding, or a request failed on every replica. Running requests
@@ -184,7 +185,7 @@ class RolloutService:
         Args:
             phase: a function from a phase's name to its timer; the wait for running responses is the phase `drain`.
 
-        Replicas that are lost within the block are restarted by `settle`, since a restart sends weights.
+        Replicas that are lost within the block are not restarted in it, since a restart sends weights: call `settle` afterwards.
         """
         if self._suspended or not self._running:
             yield
@@ -338,7 +339,10 @@ class RolloutService:
     def _wait(
         self, work: Coroutine[Any, Any, T], *, stoppable: bool = False, brings_back: bool = True
     ) -> T:
-        """Wait for work on the event loop, and restart lost replicas meanwhile."""
+        """Run a coroutine on the event loop, and wait for its result.
+
+        `stoppable` lets a requested stop end the wait. With `brings_back`, this thread restarts replicas if all are lost meanwhile.
+        """
         if not self._loop.alive:
             work.close()
             raise self._ended()

@@ -1,4 +1,7 @@
-"""The files of samples: the samples of a step to write, their tokens, and the observer that keeps notable samples. T tokens of a sample."""
+"""The content of sample files: which samples of a step are written, the rows of their tokens, and the observer `KeptSamples`.
+
+Legend: T tokens of a sample.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ FAILURES_SHOWN = 64
 _OF_TOKENS = {"old_log_probs", "ref_log_probs", "advantages"}
 """Columns to write for each token of a kept sample, if they have been fetched to this process."""
 _SHARE = 32
-"""Divisor of the run's byte limit that gives a step's limit, so that some steps remain when others are deleted."""
+"""Divisor of the run's byte limit that gives the limit of one step's file, so that some files remain when others are removed."""
 
 
 def shown(samples: Sequence[Sample], limit: int) -> list[Sample]:

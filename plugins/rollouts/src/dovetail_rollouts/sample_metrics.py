@@ -174,7 +174,10 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
-    """Return whether a component such as `format/format` equals the component `format` in every sample that has it."""
+    """Return whether a component repeats that of its scorer, so that its metrics would only repeat those of the other.
+
+    For example, `format/format` repeats `format` if the two are equal in every sample that has `format/format`.
+    """
     scorer, _, part = name.rpartition("/")
     if not scorer or scorer.rpartition("/")[2] != part:
         return False
@@ -235,6 +238,6 @@ def _length_correlation(samples: Sequence[Sample]) -> float | None:
 
 
 def _centred(values_N: Float[np.ndarray, "N"], index_N: Int[np.ndarray, "N"]) -> np.ndarray:
-    """Subtract the mean of its group from each value."""
+    """Return each value minus the mean of its group; `index_N` has the index of each value's group."""
     means = np.bincount(index_N, weights=values_N) / np.bincount(index_N)
     return values_N - means[index_N]

@@ -98,7 +98,14 @@ class Prediction:
 
 @attrs.define(eq=False)
 class _Group:
-    """A prompt's samples: their tokens, the number of unfinished samples, the last step that may train on them, and the time of the end."""
+    """A prompt's samples.
+
+    Attributes:
+        tokens: the total length of their responses in tokens.
+        left: the number of samples that have not ended.
+        due: the last step that may train on them.
+        ended: the time when the last sample ended, in seconds; infinite before.
+    """
 
     tokens: int
     left: int
@@ -152,7 +159,7 @@ class _Replica:
         self._let_pass(end)
 
     def finish(self, group: _Group) -> None:
-        """Advance the clock until a group has ended."""
+        """Advance the clock until all samples of a group have ended."""
         while group.left:
             self.finish_one()
 

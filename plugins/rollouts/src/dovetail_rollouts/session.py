@@ -45,7 +45,7 @@ class EpisodeSession(Session):
             `max_new_tokens`.
         prompt: the dataset row.
         sample_id: the sample id of the sample.
-        number: the sample's number among the prompt's samples.
+        number: the index of the sample among the prompt's samples.
         ask: a function that sends a request to the policy.
         encoder: the encoder of messages after a turn.
         limits: the limits of the episode.
@@ -205,7 +205,7 @@ class EpisodeSession(Session):
     def _rendered_anew(
         self, shown: Sequence[Message], calls: Sequence[MessageCall], produced: Message | None
     ) -> np.ndarray | None:
-        """Return the tokens of the whole conversation, int64 [P], if a new sequence must begin with them; else None."""
+        """Return the tokens with which a new sequence must begin, since the template changes earlier turns, int64 [P]; else None."""
         if self._history is None:
             return None
         try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _passed_on(name: str, member: Any) -> Any:
-    """Return a method or property that forwards to the wrapped source's member of this name."""
+    """Return a method or property that forwards to the wrapped source's member `name`; a classmethod forwards to the source's class."""
     if isinstance(member, property):
         return property(lambda self: getattr(self.inner, name), doc=member.__doc__)
     if isinstance(member, classmethod):
@@ -43,7 +43,7 @@ def _passed_on(name: str, member: Any) -> Any:
 
 
 def _passing_on(cls: type[SourceWrapper]) -> type[SourceWrapper]:
-    """Add to a class forwarding members for all public methods and properties of sources that the class does not define."""
+    """Give the class a forwarding method or property for every public member of `ExperienceSource` that the class does not define."""
     for base in ExperienceSource.__mro__:
         for name, member in vars(base).items():
             if name.startswith("_") or name in vars(cls):

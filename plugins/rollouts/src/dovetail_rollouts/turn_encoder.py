@@ -26,7 +26,7 @@ _MARK = "\n[…]\n"
 _BYTES = 4
 """Maximum bytes of a character. A token has at least one byte, so a character has at most four tokens."""
 _WINDOW = 32
-"""Characters to encode at each end of a long text, for each token of the limit; tokens are shorter on average."""
+"""Number of characters to encode at each end of a long text, per token of the limit; an average token is much shorter."""
 _BROKEN = "\ufffd"
 
 
@@ -73,7 +73,10 @@ class TurnEncoder:
         return self._text.ids([text])[0]
 
     def encode_given(self, text: str, role: str) -> list[int]:
-        """Return the tokens of the text of a message with this role; control tokens that it spells are encoded as in `TextEncoder`."""
+        """Return the tokens of the text of a message; whether control tokens that the text spells are encoded as such depends on `role`.
+
+        `TextEncoder` describes the rule.
+        """
         return self.encode(self._text.given(text, role))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -125,6 +128,11 @@ class TurnEncoder:
         The common prefix of both token lists contains the end of the turn. A call's own syntax stands before the end and may have
         special tokens, so the last special token of the prefix ends the turn. Without special tokens, a turn with calls ends
         after the prefix, and any other turn before it.
+
+        Args:
+            tail: the tokens after the sentinel, if further messages follow the turn.
+            alone: the tokens after the sentinel, if the turn is the last message.
+            calls: whether the turn has tool calls.
         """
         common = _common(tail, alone)
         ends = [i for i in range(common) if tail[i] in self._special]

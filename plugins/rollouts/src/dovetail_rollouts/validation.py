@@ -87,10 +87,10 @@ class _Prompts:
     sizes_P: Int64[np.ndarray, "P"]
     scores_PM: Float64[np.ndarray, "P M"]
     right_P: Float64[np.ndarray, "P"]
-    """Sums of the component that says whether a sample is correct; NaN if a sample of the prompt has no such component."""
+    """For each prompt, the sum over its samples of the component that says whether a sample is correct; NaN if a sample lacks it."""
     passed_P: Int64[np.ndarray, "P"]
     answers_PM: Int64[np.ndarray, "P M"]
-    """Numbers of the answers, equal for equal answers of one prompt; −1 for no answer."""
+    """Index of each sample's answer among the distinct answers to its prompt; −1 for no answer."""
 
 
 def validation_metrics(
@@ -205,7 +205,15 @@ def _means(
     *,
     votes: bool,
 ) -> dict[str, float]:
-    """Return the means over the chosen prompts and their intervals, for metrics that every chosen prompt has."""
+    """Return the means over the chosen prompts and their intervals, for metrics that every chosen prompt has.
+
+    Args:
+        prefix: the prefix of the metrics' names: `val`, or `val/` and the data source.
+        figures: the value of each metric for every prompt.
+        chosen_P: whether a prompt counts.
+        seed: the seed of the intervals.
+        votes: whether to report `majority@k`.
+    """
     names = [
         name
         for name, values_P in figures.items()
@@ -248,7 +256,7 @@ def _answer(sample: Sample) -> Decimal | str | None:
 
 
 def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
-    """Number the answers, with the same number for equal answers; −1 for no answer."""
+    """Return the index of each answer among the distinct answers, equal for equal answers; −1 for no answer."""
     numbers: dict[Decimal | str, int] = {}
     return [
         _NO_ANSWER if answer is None else numbers.setdefault(answer, len(numbers))
@@ -257,7 +265,7 @@ def _numbered(answers: Sequence[Decimal | str | None]) -> list[int]:
 
 
 class Accuracy:
-    """The values of one accuracy metric before and after the run.
+    """Tracks one accuracy metric of a run: its value before the first step, and its latest value.
 
     Args:
         logger: the logger of the run, for a warning if a validation lacks the metric.
@@ -271,11 +279,12 @@ class Accuracy:
         self.after: float | None = None
 
     metric: str | None
-    """The name of the metric: `val/acc@n`, or `val/mean@n` if the reward does not say which responses are correct."""
+    """The name of the metric: `val/acc@n`, or `val/mean@n` if the reward does not say which responses are correct. None before the first
+    validation with scores."""
     before: float | None
-    """The metric's value before the first step."""
+    """The metric's value before the first step; None if it is unknown."""
     after: float | None
-    """The metric's latest value after the first step."""
+    """The metric's latest value after training began; None before the first validation that follows."""
 
     def update(self, metrics: Mapping[str, float], n: int, step: int) -> None:
         """Record a validation's value of the metric.

@@ -190,7 +190,7 @@ def join_prompts(
         prompts: at least one prompt, of at least one token each.
         sequences: S, the number of sequences.
         tokens: L, the number of tokens of each sequence.
-        special: tokens left out of prompts with images, whose placeholders stand for several tokens.
+        special: ids of tokens to leave out of prompts with images, since one placeholder token stands for several tokens of an image.
 
     Returns:
         S arrays, int64 [L]; shorter or fewer only if prompts have nothing but images.

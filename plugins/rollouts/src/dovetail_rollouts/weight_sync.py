@@ -63,7 +63,9 @@ class WeightSync:
         service.bring_back_with(self.rescue)
 
     def publish(self) -> None:
-        """Send the actor's weights to every replica, as a new version, unless neither weights nor replicas have changed.
+        """Send the actor's weights to every replica, as a new version, if the weights or the members of the pool have changed.
+
+        They are also sent if sleeping replicas have discarded their weights.
 
         Raises:
             WeightSyncError: a replica did not receive the weights, even after restarts; see `bring`.
@@ -89,7 +91,7 @@ class WeightSync:
         self._service.resume()
 
     def _make_room(self) -> None:
-        """Move training roles off the accelerator; if the rollout sleeps, roles that stay there free their unused memory for it."""
+        """Move training roles off the accelerator; if the rollout sleeps between steps, also free the remaining roles' cached memory."""
         self._offload_manager.settle()
         if self._offload:
             self._offload_manager.free_caches()
@@ -168,7 +170,10 @@ class WeightSync:
                 return
 
     def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
-        """Send the weights once; return the trainer's log-probabilities for the weight check, and the faults of replicas."""
+        """Send the weights once, and return the trainer's log-probabilities for the weight check, and the faults of replicas.
+
+        The log-probabilities are None unless `probing`, which says whether the weight check follows.
+        """
         faults: tuple[ReplicaFault, ...]
         expected, faults = None, ()
         if self._offload:
@@ -244,7 +249,7 @@ class WeightSync:
         return faults
 
     def _transport(self) -> Any:
-        """Make the transport in the controller's process, where it neither sends nor receives."""
+        """Construct the weight transport in the controller's process, only to call an update off."""
         context = PluginContext(role="controller", run_directory=self._run_directory)
         return make_plugin(self._transport_ref, context)
 
@@ -368,6 +373,6 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """Return the faults that caused the others: those of the first failure and of dead replicas; without such faults, all."""
+        """Return the faults that caused the others: of the first replica that failed, and of dead replicas; all faults without these."""
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

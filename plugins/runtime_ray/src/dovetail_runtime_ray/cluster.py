@@ -60,12 +60,12 @@ class Cluster:
     """
 
     def __init__(self, config: RayConfig, cpus: int, logger: Logger) -> None:
-        """Connect to Ray.
+        """Connect to Ray, unless this process is connected already.
 
         Args:
             config: the address and the keywords of `ray.init`.
             cpus: number of CPUs that the run reserves; a local cluster has at least as many.
-            logger: the logger of keywords that are not used.
+            logger: the logger of the run, for warnings about keywords that have no effect, and for Ray's own output.
 
         Raises:
             PlacementError: the cluster can't be reached, or Ray refuses to start.
@@ -230,7 +230,7 @@ def _counted(resources: Mapping[str, float]) -> dict[str, float]:
 
 
 def _nothing() -> None:
-    """Undo nothing, since no output was redirected."""
+    """Do nothing: the function to call on closing as long as no output is redirected."""
 
 
 def _routed(logger: Logger) -> Callable[[], None]:

@@ -2,10 +2,10 @@
 
 A small share of a batch is sent within the call. For a larger share, rows that are not in the store yet are stored as one
 chunk a column, and remembered as long as the column lives: a later call with the same rows (a forward pass of another
-role, the update) sends a reference. Rows of several chunks (mini-batches, another balance) are sent as references and row
-positions; the receiver joins the rows when it reads them. Columns arrive as `RaggedRows`: a column that an engine does not
+role, the update) sends a reference. Rows of several chunks (mini-batches, rows balanced differently over ranks) are sent as references and
+row positions; the receiver joins the rows when it reads them. Columns arrive as `RaggedRows`: a column that an engine does not
 read is never fetched. Results travel in the same way, so a column that only workers read again stays on its worker.
-Legend: N rows of a column that was made here, M rows of a share.
+Legend: a share is the part of a batch in one call to a rank. N rows of a column that was made here, M rows of a share.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PackedColumn:
     chunk_M: np.ndarray | None
     """int64 [M], index of each row's chunk; None if all rows are in the first chunk."""
     start_M: np.ndarray | int
-    """int64 [M], position in its chunk at which each row starts; if the rows follow each other, only the start of the first row."""
+    """int64 [M], position in its chunk at which each row starts. An int if the rows follow each other in one chunk: that of the first."""
     offsets: np.ndarray
     """int64 [M + 1]: with the rows' values in one array, row i has the values from offsets[i] to before offsets[i + 1]."""
 
@@ -119,7 +119,7 @@ class _Placement:
     """Number of chunks that are in the store or about to be stored."""
 
     def claim(self, column: Ragged, row_K: np.ndarray) -> Ragged:
-        """Return these rows of the column, and record that they are its next chunk."""
+        """Return the rows with the indices `row_K` of the column, and record that they are its next chunk."""
         rows = RaggedRows.of(column).take(row_K)
         self.chunk_N[row_K] = self.claims
         self.start_N[row_K] = rows.offsets[:-1]
@@ -128,7 +128,9 @@ class _Placement:
 
 
 class BatchCodec:
-    """Packs and unpacks batches among the arguments and results of calls. The controller has one codec for all groups, each process its own.
+    """Packs and unpacks batches among the arguments and results of calls.
+
+    The controller has one codec for all worker groups, and each worker process has its own.
 
     The controller encodes a call (`encode`). Each rank's process decodes the call in the thread that runs it (`decode`), and encodes the
     result (`encode_result`). The controller decodes the results of all ranks (`decode_results`). None (a rank without a call) and
@@ -248,9 +250,9 @@ class _Parts:
 
     rows: RaggedRows
     stored: list[tuple[StoredArray, np.ndarray]]
-    """Stored arrays, each with the rows of the share that lie in it, int64 [K]."""
+    """Stored arrays, each with the positions in the share of the rows that it holds, int64 [K]."""
     local: list[tuple[Ragged, np.ndarray, np.ndarray]]
-    """Columns, each with int64 [K], rows of the column, and int64 [K], the positions of these rows in the share."""
+    """Columns of this process, each with the indices of its rows in the share, int64 [K], and their positions in the share, int64 [K]."""
 
     @classmethod
     def of(cls, rows: RaggedRows) -> _Parts:
@@ -271,7 +273,12 @@ class _Parts:
     def packed(
         self, placed: Iterator[_Placement], once: Callable[[np.ndarray], np.ndarray]
     ) -> PackedColumn:
-        """Return the column by reference; `placed` yields the placements of the local rows, in order."""
+        """Return the column by reference.
+
+        Args:
+            placed: the placements of the columns in `local`, in order.
+            once: a function that returns the same object for equal arrays, so that pickle sends each only once.
+        """
         chunks: list[StoredArray] = []
         # Empty rows have no values, so their chunk and start have no meaning.
         chunk_M, start_M = np.zeros(len(self.rows), np.int64), self.rows.start_N.copy()
@@ -303,7 +310,7 @@ def _mapped(call: Call, convert: Callable[[Any], Any], kind: type) -> Call:
 
 
 def _walked(value: object, convert: Callable[[Any], Any], kind: type) -> Any:
-    """Return the value with objects of this kind converted: the value itself, or objects within tuples."""
+    """Return the value, converted if it is of this type, else with objects of this type within tuples converted."""
     if isinstance(value, kind):
         return convert(value)
     if type(value) is tuple:

@@ -98,7 +98,7 @@ class RayConfig(RuntimeSection):
     are divided evenly."""
     pools: dict[str, PoolSection] = attrs.field(factory=dict)
     """Separate pools by name, such as `{train: {roles: [actor, ref], gpus_per_node: 6}, generate: {roles: rollout,
-    gpus_per_node: 2}}`. Roles that no pool names share one further pool, of this section's sizes."""
+    gpus_per_node: 2}}`. Roles that no pool names share one further pool, with the sizes that `runtime` itself sets."""
     address: str | None = None
     """Address of an existing cluster: `host:port`, or `auto` for a cluster on this machine. Absent: the environment
     variable RAY_ADDRESS, or else a local cluster that the run starts and stops."""

@@ -112,7 +112,17 @@ class Environments:
     def _examined(
         self, home: Reserved, path: str, key: str, wanted: Sequence[Mapping[str, Any]]
     ) -> list[tuple[EnvironmentInfo, str]]:
-        """Return an interpreter's facts on each of a pool's machines, with the machine as text; empty for this machine."""
+        """Return a description of an interpreter's environment on each of a pool's machines.
+
+        Args:
+            home: the pool's reserved resources.
+            path: the path of the environment, as in the config.
+            key: the config's key, for errors.
+            wanted: the plugins to describe, as entries of the plugin lock.
+
+        Returns:
+            For each machine: the environment, and a text that names the machine in errors; the text is empty for this machine.
+        """
         mine = ray.get_runtime_context().get_node_id()
         found = []
         for index, node in enumerate(home.nodes):
@@ -138,5 +148,5 @@ class Environments:
 def _facts_there(
     path: str, key: str, plugins: list[Mapping[str, Any]], packages: Sequence[str]
 ) -> dict[str, Any]:
-    """Return an interpreter's facts; runs as a Ray task on another machine."""
+    """Return the fields of `facts_of` for an interpreter on this machine; runs as a Ray task on another machine than the controller's."""
     return asdict(facts_of(interpreter_of(path, key), plugins, packages))

@@ -28,7 +28,7 @@ class Gather:
     Args:
         pool: the pool.
         what: the call as text, such as `actor.update()`.
-        refs: Ray's reference to the answer of every rank that was called.
+        refs: by rank, Ray's reference to the answer; only of ranks that were called.
         limit: the time limit in seconds.
         method: the name of the called method; empty for calls during the start. It determines the file to which the stack traces of
             silent ranks are written, and the config key of the time limit that errors name.
@@ -98,7 +98,11 @@ class Gather:
             self._grace_ends = time.monotonic() + self._pool.limits.grace
 
     def _look(self, until: float | None) -> None:
-        """Raise if the wait must end without further answers: a process was lost, a rank failed, or a time limit has passed."""
+        """End the wait if no further answers are to be expected.
+
+        Raise an error if a process was lost or a time limit has passed. If the grace period after a rank's failure has passed, end all
+        processes and stop waiting for the silent ranks, without an error.
+        """
         now, error = time.monotonic(), self._pool.health.error
         if error is not None:
             raise self._named(error)
@@ -154,7 +158,7 @@ class Gather:
         return sorted(self._pending.values())
 
     def _named(self, error: WorkerError) -> WorkerError:
-        """Return the run's first error in the form in which this call raises it."""
+        """Return the error that this call raises because of the run's first error: the first error itself if it is of this call."""
         if error.call == self._what:
             return error
         if error.call:

@@ -61,7 +61,7 @@ class EnvironmentInfo:
     nccl: str | None
     """Version of the NCCL that came with torch."""
     uses: Mapping[str, str] = field(default_factory=dict)
-    """For each dependency of the plugins' distributions, its name and version."""
+    """The versions of the distributions that the plugins' own distributions depend on, by name."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """The requested plugins, each with kind, name, distribution, version and sha256. A missing plugin has the reason in `missing`.
     `unmet` lists needs that this environment does not meet, each with its install command."""

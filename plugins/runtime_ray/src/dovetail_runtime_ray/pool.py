@@ -33,7 +33,7 @@ STACKS_SECONDS = 5.0
 CLOSE_SECONDS = 20.0
 """Seconds that idle processes may take to close their workers before they are ended."""
 BUSY_SECONDS = 1.0
-"""Seconds to close while a call of an interrupted run is still running; the call would have to end first."""
+"""Like `CLOSE_SECONDS`, but while a call is still running, as after an interruption: workers can close only once the call has ended."""
 
 BESIDE_CALLS = frozenset({"finish_save"})
 """Methods that run beside other calls, because they only wait for a thread of the engine."""

@@ -147,7 +147,13 @@ class HostProcess(Process):
             return f"tcp://{node}:{probe.getsockname()[1]}"
 
     def join(self, address: str | None, world: int, timeout: float) -> Reply:
-        """Load torch, and join the default process group; a single rank joins no group."""
+        """Load torch, and join the default process group.
+
+        Args:
+            address: the address at which the ranks meet; None for a single rank, which joins no group.
+            world: the number of ranks of the pool.
+            timeout: seconds after which a collective fails that not all ranks have joined.
+        """
 
         def act() -> str:
             device = self.prepare()

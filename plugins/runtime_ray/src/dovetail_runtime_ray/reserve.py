@@ -33,7 +33,7 @@ class Reserved:
         All actors of a bundle share its CPUs.
 
         Args:
-            rank: the rank's number in the pool.
+            rank: the rank in the pool.
             parts: number of actors that share the rank's accelerator; 0 for an actor without an accelerator.
         """
         node, bundle = divmod(rank, self.pool.ranks_per_node)

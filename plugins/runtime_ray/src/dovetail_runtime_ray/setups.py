@@ -1,4 +1,4 @@
-"""The set-up that each process gets first: its rank, its environment, its threads, and its environment variables."""
+"""The set-up that each process gets first: its rank, Python environment, environment variables, number of threads, and more."""
 
 from __future__ import annotations
 
@@ -85,7 +85,10 @@ class Setups:
         )
 
     def _threads(self, home: Reserved, rank: int) -> int:
-        """Return the node's cores divided by its ranks of all pools; roles of one pool take turns, and count once."""
+        """Return the number of CPU threads of a rank's process: `cpus_per_worker`, or else an equal share of its node's cores.
+
+        The cores are divided by the ranks of all pools on the node. A rank counts once, since the roles in its process take turns.
+        """
         if self.config.cpus_per_worker is not None:
             return int(self.config.cpus_per_worker)
         node = home.node(rank)

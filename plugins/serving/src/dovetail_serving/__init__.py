@@ -1,6 +1,6 @@
 """Common parts of rollouts on serving engines: requests, pauses, weights, servers and the protocol. This package imports no engine.
 
-Names load on first use; `__init__.pyi` lists the public ones.
+A name is imported from its module on first use; `__init__.pyi` lists the public names.
 """
 
 import lazy_loader

@@ -78,7 +78,12 @@ class Failures:
         )
 
     def death(self, error: BaseException | str, log: Path | None) -> RolloutError:
-        """Return the error for an engine or a server that died after its start."""
+        """Return the error for an engine or a server that died after its start.
+
+        Args:
+            error: the exception raised in this process, or a text that says how the engine died.
+            log: the log file of the engine's processes.
+        """
         return RolloutError(
             f"{self.engine} has died: {error}{self._end_of(log)}",
             hint="the run restarts the engine, up to rollout.max_restarts times in a row",

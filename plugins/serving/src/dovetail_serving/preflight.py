@@ -1,4 +1,4 @@
-"""A preflight rule: checks the release of the installed serving engine."""
+"""Preflight rules for serving engines: the model can be divided over a replica's ranks, and the engine's release is supported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from dovetail_serving.section import ServingSection
 
 
 def rollout_layout(config: Any, plan: Any) -> Iterator[Finding]:
-    """Report an error if a replica's number of ranks does not divide the number of the model's attention heads, or of its experts.
+    """Report an error if the model's attention heads or experts can't be divided evenly over a replica's ranks.
 
-    The rule reads the config in the model's directory; the engine would fail minutes later, on the accelerators.
+    The rule reads the config in the model's directory, since the engine would report the error only minutes later, at its start. See
+    `refuse_indivisible` for the conditions.
     """
     rollout = config.rollout
     if not isinstance(rollout, ServingSection) or rollout.joined:

@@ -91,7 +91,10 @@ class ServerProcess:
 
 
 def _kept(log: Path) -> Path:
-    """Return the new path of an earlier log, which is kept, since the first of several failures is often the most informative."""
+    """Return an unused path to which an earlier log can be renamed: `log` with `.1`, `.2`, … appended.
+
+    Earlier logs are kept, since the first of several failures is often the most informative.
+    """
     return next(
         path
         for number in itertools.count(1)

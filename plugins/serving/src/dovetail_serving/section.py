@@ -78,7 +78,7 @@ class ServingSection(RolloutSection):
     max_model_len: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Maximum length of prompt and response together, in tokens; None takes the model's maximum."""
     max_num_seqs: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
-    """Maximum number of samples that run at once; None takes the engine's default."""
+    """Maximum number of samples that one replica generates at once; None takes the engine's default."""
     enforce_eager: bool = False
     """Compute without CUDA graphs and compilation, which is slower but starts sooner."""
     prefix_caching: bool = True

@@ -1,4 +1,4 @@
-"""The stages of a step of policy gradients, and the set that names them in order.
+"""The stages of a policy-gradient step, and `Standard`, the `StageSet` plugin that lists these stages in order.
 
 Names load on first use; `__init__.pyi` lists the public ones.
 """

@@ -13,8 +13,8 @@ from dovetail.sections import FollowSection
 class FollowActor(Stage):
     """Moves the weights w of each model that follows the actor, after the actor's updates: w ← decay · w + (1 − decay) · w_actor.
 
-    Copies every N steps, or averages in every step (TR-DPO, arXiv 2404.09656). Weights are passed in sharded float32
-    files below the run directory, which every rank of the actor and of the other role must be able to read.
+    The config sets decay and period for each model; decay 0 copies the actor's weights (TR-DPO, arXiv 2404.09656). Weights are passed
+    in sharded float32 files below the run directory, which every rank of the actor and of the other role must be able to read.
     """
 
     name = "follow_actor"
@@ -32,7 +32,7 @@ class FollowActor(Stage):
 
     @classmethod
     def follows(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, FollowSection]:
-        """Return, for each role whose weights follow the actor's, the config section that says how.
+        """Return, for each role whose weights follow the actor's, its config section with decay and period.
 
         The reference is left out if nothing requires its log-probabilities.
         """

@@ -20,8 +20,8 @@ def forward(
         batch: N samples; see `TrainEngine.forward`.
         step: the running step.
         role: the role of the model.
-        columns: each new column's name → the engine's output that the column gets. The output is given by name, or as a spec if the
-            caller chooses the output's size.
+        columns: each new column's name → the engine's output that the column gets. The output is given by name, or as an `OutputSpec`
+            if the caller chooses its size, such as K for the K most likely tokens.
 
     Raises:
         PluginBrokenError: the engine did not return these columns over response tokens; checked in the first step only.

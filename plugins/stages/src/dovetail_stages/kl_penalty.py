@@ -1,6 +1,7 @@
 """KlPenalty: a penalty on the KL to the reference policy, subtracted from each token's reward.
 
-R'_t = R_t − coef · KL_t · m_t. Legend: T response tokens, packed end to end.
+R'_t = R_t − coef · KL_t · m_t, where m_t is 1 if `response_mask` is True at token t, else 0. Legend: T response tokens, packed end to
+end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CONTROLLER = "algorithm.kl.in_reward.controller"
 
 
 class KlPenalty(Stage):
-    """Subtracts a penalty on the KL to the reference policy from `token_rewards`, and its sum over each sample from `scores`."""
+    """Subtracts a penalty on the KL to the reference policy from `token_rewards`, and each sample's total penalty from `scores`."""
 
     name = "kl_penalty"
     api = ">=1.0,<2"
@@ -75,7 +76,7 @@ def masked_kl(batch: Batch, estimator: str) -> Float32[np.ndarray, "T"]:
 
 
 def with_kl_penalty(batch: Batch, penalty_T: Float32[np.ndarray, "T"]) -> Batch:
-    """Return the batch with a penalty, float32 [T], subtracted from `token_rewards`, and its sum over each sample from `scores`."""
+    """Return the batch with a penalty, float32 [T], subtracted from `token_rewards`, and each sample's total penalty from `scores`."""
     rewards = batch["token_rewards"]
     rewards_T = rewards.values.astype(np.float64) - penalty_T
     penalty_N = rewards.with_values(penalty_T).sum()

@@ -1,8 +1,10 @@
 """The cause of a difference between rollout and training log-probabilities: weight version, sampling transform, or numerics.
 
-Tokens of another weight version point to the weights. Three signs point to the sampling transform: raw log-probabilities
-agree while the sampler's differ; the differences have one sign; or they follow the log-probability as under another
-temperature. A difference without such a sign is numerics. K tokens, masked in and finite.
+If the difference is confined to tokens of another weight version, the cause is the weights. The cause is the sampling transform if, for
+example, log-probabilities before sampling agree and those after sampling differ; if nearly all differences have the same sign; or if the
+differences depend on the log-probability as they would if the temperatures differed. Otherwise the cause is numerics.
+
+Legend: K compared tokens, all masked in and with finite log-probabilities.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ Cause = Literal["weights_version", "sampling_transform", "numerics"]
 NOTICEABLE = 1e-3
 """Smallest difference of a token's log-probabilities that is not rounding, in nats."""
 ENOUGH = 100
-"""Minimum number of tokens in which a pattern counts as a sign."""
+"""Minimum number of tokens from which a pattern in the differences is taken as evidence of a cause."""
 ONE_SIGN = 0.99
-"""Share of positive differences from which on the distribution counts as truncated."""
+"""If at least this share of the noticeable differences is positive, the sampler is taken to have left out tokens."""
 EXPLAINED = 0.35
-"""Share of the differences' variation that another temperature must explain to be named as the cause."""
+"""Minimum share of the variation in the differences that a different temperature must explain to be named as the cause."""
 ALIKE = 0.9
-"""Correlation of the two probabilities below which more than a temperature differs."""
+"""A different temperature is considered as the cause only if rollout and trainer probabilities correlate at least this much."""
 
 
 @attrs.frozen
@@ -87,7 +89,7 @@ def _stale(found: Comparison, weight_version: int | None) -> Diagnosis:
 
 
 def _sampling(found: Comparison, sampling: RolloutSection, bound: float) -> Diagnosis | None:
-    """Return the finding that the sampler's transform is the cause, or that truncation explains everything; None without a sign."""
+    """Return the diagnosis that the sampler's transform, such as truncation, causes the difference; None if nothing points to it."""
     if found.judged <= bound:
         return Diagnosis(
             "sampling_transform",
@@ -159,7 +161,7 @@ def _one_sign(found: Comparison, sampling: RolloutSection, bound: float) -> Diag
 
 
 def _other_temperature(found: Comparison) -> Diagnosis | None:
-    """Return the finding that the temperatures differ, if the differences follow the log-probability accordingly; else None.
+    """Return the diagnosis that the temperatures differ, if the differences depend on the log-probability in that way; else None.
 
     With β = 1 / temperature and the entropy H, d log p / d log β = log p + H. If a token competes with one other token, the
     derivative is (1 − p)(log p − log(1 − p)). For contexts with more tokens, the fit adds a multiple of log p.

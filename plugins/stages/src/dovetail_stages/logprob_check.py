@@ -7,8 +7,9 @@ that both give to the generated tokens, before any weight changes, and judges th
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
 with Z ≤ 1 the mass that was kept. That is not a fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
 so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check allows for that much and judges
-the rest. The allowance is one-sided, so the check sees only half of an error in both directions. If the engine also gives
-`raw_rollout_log_probs`, of the full softmax, the check judges them too, and sees all of the error.
+the rest. The allowance hides differences that raise the rollout's log-probabilities, so of an error that raises some and lowers others
+the check sees only the part that lowers. If the engine also gives `raw_rollout_log_probs`, of the full softmax, the check judges
+them too, and sees all of the error.
 
 Legend: N samples, T response tokens, packed end to end; K of them masked in and finite.
 """
@@ -34,13 +35,17 @@ from dovetail_stages.numerics.finite import sample_names
 USUAL = 0.005
 """Mean probability difference that engines normally stay below."""
 NAMED = 16
-"""Maximum number of samples that a verdict names, those that differ most first."""
+"""Maximum number of samples that a `LogProbComparison` names, those that differ most first."""
 
 Level = Literal["ok", "warn", "stop"]
 
 
 class LogProbCheck(Stage):
-    """Compares the log-probabilities of rollout and trainer if a batch has both, and on the schedule of `algorithm.logprob_check`."""
+    """Compares the log-probabilities of rollout and trainer.
+
+    The stage runs in every step whose batch has both. If the actor does not score every batch, it scores a few samples for the
+    comparison, on the schedule of `algorithm.logprob_check`.
+    """
 
     name = "logprob_check"
     api = ">=1.0,<2"
@@ -99,7 +104,7 @@ class LogProbCheck(Stage):
 
 
 def comparable(facts: PlanFacts) -> frozenset[str]:
-    """Return the columns that the rollout engine can provide for the check; empty without an engine that has log-probabilities."""
+    """Return the columns that the rollout engine can provide for the check; empty if there is no engine or it lacks log-probabilities."""
     rollout = facts.plugins.get("rollout")
     capabilities = frozenset() if rollout is None else rollout.cls.capabilities
     if "logprobs" not in capabilities:
@@ -240,7 +245,7 @@ def measure(
 def _compare(
     batch: Batch, log_probs: Ragged, sampling: RolloutSection, weight_version: int | None
 ) -> tuple[Comparison, np.ndarray]:
-    """Return the comparison over masked-in tokens with finite log-probabilities, and the row of every masked-in token without."""
+    """Compare the masked-in tokens whose log-probabilities are finite; also return the row of each masked-in token where one is not."""
     mask: Ragged = batch["response_mask"]
     columns = {
         "the trainer's log_probs": log_probs,

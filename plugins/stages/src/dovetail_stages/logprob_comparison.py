@@ -18,13 +18,13 @@ class Comparison:
     train_K: np.ndarray
     rollout_K: np.ndarray
     raw_K: np.ndarray | None
-    """The rollout engine's log-probabilities of the full softmax; None if missing or not finite."""
+    """The rollout engine's log-probabilities of the full softmax; None if the engine gave none or any is not finite."""
     version_K: np.ndarray | None
-    """Version of the weights that produced each token."""
+    """Version of the weights that produced each token; None if the batch has no versions."""
     row_K: np.ndarray
     """Row of each token's sample; ascending."""
     stale_K: np.ndarray
-    """bool; True for tokens of another weight version than the trainer's."""
+    """bool; True for tokens of another weight version than the trainer's. All False if either version is unknown."""
     beyond_K: np.ndarray
     """log p_rollout − log p_train, minus the part that top-p or top-k can explain."""
     gap_K: np.ndarray
@@ -36,7 +36,7 @@ class Comparison:
     temperature_N: np.ndarray | None
     """The temperature by which the trainer divided each sample's logits."""
     truncated: bool
-    """Whether top-p or top-k excluded tokens."""
+    """Whether the rollout's top-p or top-k may have excluded tokens, or it sampled greedily (temperature 0)."""
 
     @classmethod
     def of(
@@ -103,7 +103,7 @@ class Comparison:
     def worst_rows(self) -> np.ndarray:
         """Return the rows of the samples that differ between rollout and trainer, int64 [M], the worst sample first.
 
-        Samples are ordered by the mean of `judged_K` over their tokens, to which each stale token adds 1.
+        Samples are ordered by the mean, over their tokens, of `judged_K`, increased by 1 at each stale token.
         """
         if not len(self.row_K):
             return np.empty(0, np.int64)

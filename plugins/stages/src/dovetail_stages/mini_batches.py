@@ -41,7 +41,7 @@ def mini_batch_rows(
         epochs: number of passes over the batch.
         shuffle: whether every pass takes the groups in a new random order.
         seed: the seed of the run, from which the orders derive.
-        step: the number of the step, from which the orders derive as well.
+        step: the run's current step, counted from 1, from which the orders derive as well.
     """
     ids_G, rank_N = np.unique(group_ids_N, return_inverse=True)
     for epoch in range(epochs):
@@ -150,7 +150,10 @@ def check_update_metrics(found: object, role: str, section: PluginSection) -> No
 
 
 def _metric_problem(name: object, metric: object, role: str) -> str:
-    """Return what is wrong with a metric of an update; empty if nothing is. A metric over nothing passes, since `values` drops it."""
+    """Return what is wrong with a metric of an update; empty if nothing is.
+
+    A metric that has seen no value may be non-finite, since `values` leaves it out.
+    """
     if not isinstance(name, str) or not all(name.partition("/")):
         return (
             f"of the {role}; expected a name with a prefix and a slash, such as {role}/loss, from the engine or "

@@ -13,11 +13,11 @@ OUTPUTS = {
     "entropies": "entropies",
     "ref_log_probs": "ref_log_probs",
 }
-"""The engine's output for each column of the pass, by the column's name."""
+"""Each column that the stage may add to the batch, with the engine's output that it gets."""
 
 
 class ScoreActor(Stage):
-    """Computes log-probabilities of every response token with the actor as it is before this step's updates."""
+    """Computes the columns of `OUTPUTS` that plugins require, with the actor as it is before this step's updates."""
 
     name = "score_actor"
     api = ">=1.0,<2"

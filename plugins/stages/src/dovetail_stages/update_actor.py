@@ -30,7 +30,7 @@ class UpdateActor(Stage):
     phase = "update"
     after = ("update_critic",)
     _spec: ObjectiveSpec | None = None
-    """The objective's spec for the whole run."""
+    """The objective with the config's KL weight, the same for the whole run; None before the first update."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:
@@ -166,5 +166,5 @@ def _has_kl(facts: PlanFacts) -> bool:
 
 
 def _warmup_steps(facts: PlanFacts) -> int:
-    """Return the number of first steps in which only the critic is trained."""
+    """Return the number of steps, at the start of the run, in which only the critic is trained."""
     return facts.config.critic.warmup_steps if uses_critic(facts) else 0

@@ -17,7 +17,7 @@ class UpdateCritic(Stage):
     api = ">=1.0,<2"
     phase = "update"
     _spec: ObjectiveSpec | None = None
-    """The objective's spec for the whole run."""
+    """The critic's objective, the same for the whole run; None before the first update."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:

@@ -19,7 +19,7 @@ class UpdateRoles(Stage):
     api = ">=1.0,<2"
     phase = "update"
     _objectives: dict[str, ObjectiveSpec] | None = None
-    """The objectives' specs for the whole run, by role."""
+    """Each role's objective, the same for the whole run; None before the first update."""
 
     @classmethod
     def requires(cls, config: PluginConfig, facts: PlanFacts) -> dict[str, str]:

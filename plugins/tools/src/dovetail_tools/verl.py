@@ -85,7 +85,12 @@ class Verl(Tool):
 
 
 def _tool(entry: Any, file: Path) -> Any:
-    """Make one tool of the YAML file."""
+    """Construct the verl tool that an entry of `tools` in the YAML file describes.
+
+    Raises:
+        PluginNeedsError: a module that the tool needs is not installed.
+        PluginBrokenError: the entry is invalid, or the tool can't be constructed.
+    """
     if not isinstance(entry, Mapping) or not isinstance(entry.get("class_name"), str):
         raise PluginBrokenError(
             f"{file}: an entry of `tools` is {entry!r:.100}; expected a mapping with class_name"
@@ -134,7 +139,7 @@ def _unmade(which: str, error: Exception) -> DovetailError:
 
 
 async def _call(method: Callable[..., Any], first: str, keywords: Mapping[str, Any]) -> Any:
-    """Await a method with only those keyword arguments that the method takes."""
+    """Await `method(first, **keywords)`, without the keywords that the method does not take."""
     parameters = inspect.signature(method).parameters
     if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         keywords = {key: value for key, value in keywords.items() if key in parameters}

@@ -76,7 +76,7 @@ def read_at(
 
 
 def empty_columns(tokens: int, outputs: Iterable[OutputSpec]) -> dict[str, np.ndarray]:
-    """Return zeros for each output, by name: [tokens, …] in the dtype and inner shape of the output."""
+    """Return a column of zeros for each output, to be filled with values: by name, [tokens, …] in the output's dtype and inner shape."""
     return {o.name: np.zeros((tokens, *o.inner), o.dtype) for o in outputs}
 
 

@@ -224,9 +224,18 @@ class _FusedScores(torch.autograd.Function):
 def _merged(
     targets_R: Tensor, given_R: Tensor, place_RK: Tensor, given_RK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return columns, int64 [R, 1 + K], and the gradients to add there, float32, for the targets and K words; negative columns get 0.
+    """Combine the gradients of each row's target and K words, so that one scatter can add them to the gradient of the logits.
 
-    If a target is one of the words, its gradient is added to the word's: two additions to one place have no fixed order.
+    If a target is one of the words, its gradient is added to the word's: two additions to one column have no fixed order.
+
+    Args:
+        targets_R: int64 [R], column of the target; negative if another rank has it.
+        given_R: float32 [R], gradients of the targets.
+        place_RK: int64 [R, K], columns of the words; negative, but unequal to the target's, if another rank has the word.
+        given_RK: float32 [R, K], gradients of the words; 0 where another rank has the word.
+
+    Returns:
+        The columns, int64 [R, 1 + K], and the gradients to add there, float32 [R, 1 + K]. Negative columns become 0, with gradient 0.
     """
     same_RK = place_RK == targets_R[:, None]
     alone_R = (targets_R >= 0) & ~same_RK.any(-1)
@@ -289,7 +298,7 @@ class _Chunks:
         return None if self._temperature_R is None else self._temperature_R[rows]
 
     def biased(self, logits_CV: Tensor) -> Tensor:
-        """Return logits [C, V] with the bias, which may change the order of the words."""
+        """Return logits [C, V] plus the bias, by which the most likely words are found; the temperature does not change their order."""
         return logits_CV if self.bias_V is None else logits_CV.float() + self.bias_V
 
     def scaled(self, rows: slice, values_CK: Tensor) -> Tensor:

@@ -46,7 +46,10 @@ class LoraSection:
     reference policy is the base without this adapter."""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what would give trainer and rollout different weights, or no gradient that is exact."""
+        """Check that `exclude_modules` is a regular expression, and that `base` is set neither with `sync=adapter` nor with `dora`.
+
+        With `sync=adapter` the rollout would add the adapter to a base that is not quantised; DoRA needs the unquantised weights' norms.
+        """
         if self.exclude_modules is not None:
             try:
                 re.compile(self.exclude_modules)

@@ -28,9 +28,9 @@ class Samples:
     active: np.ndarray
     """int64: the indices of samples that are fed to the model: those with a scored token, or in one unit with such a sample."""
     prompt_N: np.ndarray
-    """int64 [N]: a number for each distinct prompt."""
+    """int64 [N]: id of each sample's prompt; samples with equal prompts have the same id."""
     prompts_N: np.ndarray
-    """int64 [N]: number of tokens in each prompt."""
+    """int64 [N]: number of tokens in each sample's prompt."""
     responses_N: np.ndarray
     """int64 [N]: number of tokens of each response that are fed to the model."""
     unit_N: np.ndarray | None = None
@@ -101,11 +101,11 @@ class MicroBatchRows:
     def with_rows(
         self, rows: Sequence[int], prompt: int, prompt_length: int, length: int
     ) -> tuple[int, ...]:
-        """Return what the micro-batch would have if rows of one prompt were added: cost, number of prompts, longest prompt and longest row.
+        """Return the micro-batch's size with these rows of one prompt added: cost, number of prompts, length of longest prompt and row.
 
         Args:
             rows: the indices of the rows to add.
-            prompt: a number that identifies the prompt.
+            prompt: the prompt's id (see `Samples.prompt_N`).
             prompt_length: the number of tokens of the prompt if it is fed apart from the rows; 0 if each row includes it.
             length: the number of tokens of the longest of these rows.
         """
@@ -210,7 +210,7 @@ def _whole_units(samples: Samples) -> list[PackedRows]:
 
 
 def _prompt_units(samples: Samples, budget: int) -> list[PackedRows]:
-    """Return units of responses to one prompt, as many for each prompt as the budget requires, of about equal size."""
+    """Group the responses to each prompt into one unit, or into several units of about equal size if one would exceed the budget."""
     active = samples.active
     prompts = samples.prompt_N[active]
     units: list[PackedRows] = []
@@ -236,7 +236,7 @@ def _by_id(rows: np.ndarray, ids: np.ndarray) -> list[np.ndarray]:
 
 
 def _fewest(units: Sequence[PackedRows], budget: int) -> list[PackedRows]:
-    """Spread units over nearly as few parts as the budget allows."""
+    """Spread units, the heaviest first, over nearly as few micro-batches as the budget allows."""
     count = max(1, -(-sum(unit.cost for unit in units) // budget))
     while (parts := _spread(units, count, budget)) is None:
         # A few parts more cost little; trying every count would take long.
@@ -245,7 +245,10 @@ def _fewest(units: Sequence[PackedRows], budget: int) -> list[PackedRows]:
 
 
 def _spread(units: Sequence[PackedRows], count: int, budget: int) -> list[PackedRows] | None:
-    """Give each unit, heaviest first, to the lightest part with room for it; None if a unit fits into no part."""
+    """Spread units over `count` micro-batches: each unit, in the given order, goes to the lightest micro-batch with room for the unit.
+
+    Return None if a unit fits into no micro-batch.
+    """
     parts = [PackedRows() for _ in range(count)]
     heap = [(0.0, index) for index in range(count)]
     for unit in units:

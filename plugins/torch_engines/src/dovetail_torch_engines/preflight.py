@@ -19,8 +19,8 @@ from dovetail_torch_engines.stored import FILES, read_index, unpickled
 def model_missing(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
     """Report a model that is missing or can't be used.
 
-    transformers can't read the config of such a model, its weights differ from its config, or its weights are quantised, and either the run
-    trains the model or the installed packages can't load it.
+    The rule reports three cases: transformers can't read the model's config; the weights differ from the config; or the weights are
+    quantised, and the run trains the model or the installed packages can't load quantised weights of this kind.
 
     For a local directory, the rule reads the headers of the weight files, not the tensors. It reports missing or truncated files,
     and tensors that are missing or whose shape differs from config.json. A policy named by a hub id is downloaded later. In runs on

@@ -59,7 +59,7 @@ class Ranks:
         return [float(number) for number in total]
 
     def every(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names that all ranks pass, each name once, in rank order."""
+        """Return the names that at least one rank passes, each name once, in rank order. Collective."""
         mine = list(names)
         if self.size == 1:
             return tuple(dict.fromkeys(mine))

@@ -21,7 +21,7 @@ class LearningRate:
             total_steps: the number of the run's optimizer steps; None if unknown.
 
         Raises:
-            ConfigError: the schedule must know the number of steps.
+            ConfigError: the schedule needs the number of steps, but `total_steps` is None.
             PluginError: the schedule can't be found or loaded.
         """
         ref = ref_for("schedule", section.schedule)

@@ -97,7 +97,7 @@ class Buckets:
 
 
 def _grouped(lengths_S: np.ndarray) -> list[np.ndarray]:
-    """Return the rows of each bucket, in their original order."""
+    """Return the indices of each bucket's sequences, ascending."""
     if lengths_S.max() <= SHORT:
         return [np.arange(len(lengths_S))]
     order = np.argsort(-lengths_S, kind="stable")

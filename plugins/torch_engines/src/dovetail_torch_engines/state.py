@@ -60,7 +60,7 @@ def write_facts(directory: Path, *, ranks: int, optimizer: Mapping[str, Any] | N
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
-    """Return the content of `training.json`: `format`, `ranks` and `optimizer`, as given to `write_facts`.
+    """Return the content of `training.json`: `format` (see `FORMAT`), and `ranks` and `optimizer` as given to `write_facts`.
 
     Raises:
         CheckpointError: the file is missing, unreadable or of another format.

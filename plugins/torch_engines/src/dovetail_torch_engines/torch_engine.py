@@ -74,11 +74,16 @@ class TorchEngine(TrainEngine):
 
     @abstractmethod
     def _with_sending(self) -> Sending:
-        """The sender of weights, made on first use."""
+        """Return this rank's sender of weight updates, created on first use."""
 
     @abstractmethod
     def _staged(self, directory: Path, *, copy: bool) -> Callable[[], None]:
-        """Return a function that writes the current training state; with `copy`, training may continue before the call. Collective."""
+        """Return a function that writes the current training state. Collective.
+
+        Args:
+            directory: the directory of the state.
+            copy: whether to copy the state first, so that training may continue before the returned function is called.
+        """
 
     @classmethod
     def provides(cls, config: PluginConfig) -> frozenset[str]:
@@ -161,7 +166,7 @@ class TorchEngine(TrainEngine):
     def _prepared(
         self, mini_batch: Batch, objective: ObjectiveSpec, also: Collection[str] = ()
     ) -> PreparedUpdate:
-        """Build the objective and prepare the mini-batch for it, with these further columns. Collective.
+        """Build the objective and prepare the mini-batch for it; `also` names further columns that the engine needs. Collective.
 
         Raises:
             NumericsError: a column that the objective requires is not finite.
@@ -182,7 +187,8 @@ class TorchEngine(TrainEngine):
     ) -> dict[str, Metric]:
         """Return the metrics of an update: those of its micro-batches, the gradient norm, and the learning rate.
 
-        A step logs both mean and maximum of its updates' norms: in a single update, every token may be clipped.
+        Over the updates of a step, `grad_norm` is the mean and `grad_norm_max` the maximum: a large norm in a single update shows only
+        in the maximum.
         """
         own: dict[str, Metric] = {
             f"{self._role}/grad_norm": Mean(norm, 1.0),
@@ -194,7 +200,7 @@ class TorchEngine(TrainEngine):
     def _traced(
         self, error: NumericsError, mini_batch: Batch, rows: Sequence[int]
     ) -> NumericsError:
-        """Return the error with the samples, on any rank, that caused it. Collective."""
+        """Return the error, extended by the names of the samples that caused it: this rank's `rows`, and other ranks' rows. Collective."""
         samples = self._ranks.every(sample_names(mini_batch, rows))
         whence = (
             f"; the cause is {listed(samples)}"

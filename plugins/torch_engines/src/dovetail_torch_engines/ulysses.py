@@ -6,7 +6,7 @@ gather the scores. The gradient of a gathered score goes only to the rank that c
 over ranks, thus equal those of one process.
 
 Legend: C ranks, F tokens of the pack, T = F / C tokens of one rank, H query heads, K key and value heads, D head size, E head size
-of the values, N numbers of a token's scores, R scored tokens of the pack, M scored tokens of the rank with most.
+of the values, N values of a token over all scores, R scored tokens of the pack, M scored tokens of the rank with most.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _filled(values: np.ndarray, length: int, value: float) -> np.ndarray:
 
 
 def _as_float(scores: Tensor) -> Tensor:
-    """Return scores with the same bits as float32."""
+    """Return scores as float32; int32 values are reinterpreted bit by bit, so that `_like` can turn them back into integers."""
     return scores if scores.dtype == torch.float32 else scores.view(torch.float32)
 
 

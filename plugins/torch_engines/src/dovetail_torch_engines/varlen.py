@@ -28,12 +28,13 @@ HALF = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 """Largest head size that the flash kernels support; sizes must be multiples of 8."""
 ALONE = 4096
-"""Mean length from which one sequence fills a GPU, so that one kernel per sequence, such as cuDNN's, is faster. On an H200 this
-reaches 370 TFLOP/s forward and backward at 16k and 64k tokens; the flash kernel reaches 230 to 250."""
+"""Mean length from which one sequence fills a GPU, so that one kernel call for each sequence is faster. On an H200, cuDNN's kernel
+reaches 370 TFLOP/s forward and backward at 16k and 64k tokens; the variable-length flash kernel reaches 230 to 250."""
 STEP = 256
-"""Lengths of sequences with a kernel each are rounded up to a multiple of this; greater lengths to a sixteenth of a power of two."""
+"""If each sequence has a kernel call of its own, its length is padded to a multiple of this. A length from 8192 on is padded to a multiple
+of a sixteenth of the largest power of two within it, so that few distinct lengths occur."""
 DENSE_WINDOW = 2
-"""A bucket longer than this number of windows is computed window by window."""
+"""A bucket at most this number of windows long is computed with a full mask; a longer one in blocks of one window."""
 
 
 def attend(
@@ -110,7 +111,7 @@ def _asks_for_consent() -> bool:
 def _rows(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, count: int, scale: float
 ) -> Tensor:
-    """Attend within sequences of equal length, as rows without padding."""
+    """Attend within `count` sequences of equal length, which need no padding to be the rows of one tensor."""
     query, key, value = (
         torch.unflatten(x, 0, (count, -1)) for x in (query_THD, key_TKD, value_TKE)
     )
@@ -121,7 +122,10 @@ def _rows(
 def _one_by_one(
     query_THD: Tensor, key_TKD: Tensor, value_TKE: Tensor, sequences: Sequences, scale: float
 ) -> Tensor:
-    """Attend within each sequence by a kernel of its own, padded to one of a few lengths: cuDNN plans for every new length."""
+    """Attend within each sequence by a kernel call of its own.
+
+    Sequences are padded to few distinct lengths (see `STEP`), since cuDNN makes a new plan for each length.
+    """
     lengths = sequences.lengths
     attended = []
     with _fast_kernels(query_THD):

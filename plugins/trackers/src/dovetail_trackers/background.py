@@ -298,7 +298,10 @@ class BackgroundTracker(Tracker):
             self._keep_state(monotonic() - self.settle_seconds)
 
     def _keep_state(self, until: float = 0.0) -> None:
-        """Save run id and last steps, counting only calls logged up to `until`, which the library has stored by now."""
+        """Save the run's id and each metric's last step, as of the time `until` (on the clock `monotonic`).
+
+        By now the library has stored the calls made up to then; later calls may be lost.
+        """
         while self._settling and self._settling[0][0] <= until:
             self._logged |= self._settling.popleft()[1]
         run = self._run

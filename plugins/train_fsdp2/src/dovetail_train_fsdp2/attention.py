@@ -36,7 +36,7 @@ class AttentionPack:
     prompts: Sequences | None = None
     """The boundaries of the prompts, which precede the responses; None if each sequence is a sample."""
     responses: Sequences | None = None
-    """One sequence for each prompt, as long as all response tokens that attend to the prompt; None without prompts."""
+    """One sequence for each prompt: all responses to the prompt, end to end. None if `prompts` is None."""
     parallel: SequenceParallel | None = None
     """The ranks among which the pack's tokens are divided; None if this rank holds all tokens."""
 

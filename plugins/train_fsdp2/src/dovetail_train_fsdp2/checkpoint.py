@@ -197,7 +197,7 @@ def _shards(
 def _write(folder: Path, shards: Sequence[tuple[str, Tensor, int]], ranks: Ranks) -> None:
     """Write a rank's shards in the format of torch.distributed.checkpoint's HuggingFaceStorageWriter.
 
-    The writer itself runs collectives, which could run at the same time as training's.
+    That writer is not called, since it runs collectives, which could overlap with training's.
     """
     from safetensors.torch import save_file
 

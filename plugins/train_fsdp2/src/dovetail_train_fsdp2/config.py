@@ -87,7 +87,7 @@ class Fsdp2Config(AdaptableSection):
     heads. Above 1, samples are always packed."""
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what was never tried together."""
+        """Check that `lora` is not set with `float8`, nor `lora.base` with `compile`: the engine does not support these together."""
         if self.float8 is not None and self.lora is not None:
             raise ValueError(
                 f"float8={self.float8} can't be combined with lora: adapters are trained beside weights in model.dtype; set float8=null"

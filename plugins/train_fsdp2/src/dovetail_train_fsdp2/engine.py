@@ -263,7 +263,10 @@ class Fsdp2Engine(TorchEngine):
     def _cut_alike(
         self, batch: Batch, cuts: list[MicroBatchPlan], unit: Unit = "sample"
     ) -> list[MicroBatchPlan]:
-        """Return the cuts, or cut into as many micro-batches as the rank with the most has: each micro-batch is collective."""
+        """Return `cuts`; if another rank has more micro-batches, divide the batch again into as many as that rank has. Collective.
+
+        All ranks must run equally many micro-batches, since each runs collectives.
+        """
         most = self._ranks.largest(len(cuts))
         return cuts if len(cuts) == most else self._cut(batch, at_least=most, unit=unit)
 
@@ -320,7 +323,12 @@ class Fsdp2Engine(TorchEngine):
         return self._started()
 
     def _move(self, device: torch.device, *, offloaded: bool) -> None:
-        """Move parameters, buffers and moments to a device; an engine on the CPU has no other device."""
+        """Move parameters, buffers and moments to a device, unless they stay in host memory; do nothing if the engine runs on the CPU.
+
+        Args:
+            device: the device to move to.
+            offloaded: whether the model counts as offloaded afterwards, so that passes and updates are refused.
+        """
         runner = self._started()
         if torch.device(self.context.device).type == "cpu":
             return

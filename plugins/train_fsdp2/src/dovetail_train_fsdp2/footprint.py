@@ -47,7 +47,7 @@ UNTRACEABLE = (
 _TOKENS = 256
 """Number of tokens in the counted pass; memory is proportional to it."""
 _MADE = DEAR | {"aten::new_empty"}
-"""Operators whose results are expensive to recompute; `aten::new_empty` is `_Attention`'s, in place of attention's."""
+"""Operators whose results are expensive to recompute. `aten::new_empty` is included because `_Attention` allocates its results by it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -129,7 +129,8 @@ def working_memory(
 def micro_batch_tokens(config: Fsdp2Config, size: UpdateSize) -> int:
     """Return the number of tokens of the largest micro-batch if all prompts and responses have their maximal length.
 
-    Micro-batches hold about equally many samples, or groups if a group's prompt is computed once, or whole units.
+    Micro-batches hold about equally many units. A unit is a group if the group's prompt is computed once, else the objective's unit:
+    a sample, a pair or a group.
     """
     alone = size.prompt_tokens + size.response_tokens
     group = size.prompt_tokens + size.responses * size.response_tokens

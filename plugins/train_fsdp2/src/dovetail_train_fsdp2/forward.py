@@ -183,7 +183,7 @@ class ModelRunner(nn.Module):
 
 
 def _dummy(layout: MicroBatchLayout) -> MicroBatchLayout:
-    """Return `DUMMY`, the micro-batch of a rank that has none left, with zeros in the columns that `layout` has besides tokens."""
+    """Return `DUMMY`, for a rank without tokens to score, with zeros for each column in `layout.read`, which the outputs read."""
     read = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in layout.read.items()}
     return attrs.evolve(DUMMY, read=read)
 

@@ -178,7 +178,11 @@ def quietly() -> Iterator[None]:
 
 
 def _check_directory(path: str) -> None:
-    """Check a directory before transformers does, whose error messages mention only the hub."""
+    """Check that a path is a model directory or may be a hub id; transformers' own error for a missing directory mentions only the hub.
+
+    Raises:
+        ModelError: the path is a file, a directory without config or weights, or a path that does not exist.
+    """
     directory = Path(path).expanduser()
     if directory.is_dir():
         if not (directory / "config.json").is_file():

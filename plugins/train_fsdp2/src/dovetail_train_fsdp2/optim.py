@@ -181,7 +181,7 @@ class ShardedOptimizer:
 
 
 def _like(part: Tensor, whole: Tensor) -> Tensor:
-    """Return a part of this rank's tensor with the placements of `whole`, if that is a DTensor."""
+    """Return `part` as a DTensor with the mesh and placements of `whole`; unchanged if `whole` is not a DTensor."""
     if not isinstance(whole, DTensor):
         return part
     return DTensor.from_local(part, whole.device_mesh, whole.placements, run_check=False)

@@ -25,12 +25,12 @@ from dovetail_torch_engines import (
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
-"""`auto` shares prompts of padded micro-batches if at most this fraction of tokens remains, by device. Sharing costs a second
-forward pass."""
+"""By type of device, the largest share of tokens that may remain for `auto` to compute each distinct prompt of padded micro-batches
+once. Sharing prompts costs a second forward pass."""
 WORTHWHILE_ELSEWHERE = 0.7
-"""The fraction of `WORTHWHILE` on accelerators, where sharing also rules out the fastest attention, which takes no mask."""
+"""The same limit on accelerators, where sharing also rules out the fastest attention, which takes no mask."""
 WORTHWHILE_PACKED = 0.9
-"""The fraction of `WORTHWHILE` for packed micro-batches, where sharing costs a second attention call."""
+"""The same limit for packed micro-batches on any device, where sharing costs a second attention call."""
 
 
 @attrs.frozen(kw_only=True)

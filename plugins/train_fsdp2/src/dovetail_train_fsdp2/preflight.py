@@ -23,14 +23,15 @@ from dovetail_train_fsdp2.ulysses import check_heads
 from dovetail_train_fsdp2.vision import freeze_vision
 
 _ROOM_GB = 40.0
-"""Half the memory of an accelerator of 80 GB; the rest is for activations and the rollout's engine."""
+"""Largest training state, in GB on each accelerator, that `shards_span_machines` takes to fit: half of an 80 GB accelerator. The
+rest is for activations and the rollout's engine."""
 
 
 def fsdp2_model(config: Any, plan: Any) -> Iterator[Finding]:
     """Report a model that the engine `fsdp2` can't build as configured.
 
-    The attention, adapter, 4-bit layers or kernels are not installed or do not fit the model; there is no vision tower to freeze;
-    or `sequence_parallel_size` does not divide the attention heads.
+    Possible causes: the configured attention, adapter, 4-bit layers or kernels are not installed or do not fit the model; there is no
+    vision tower to freeze; or `sequence_parallel_size` does not divide the attention heads.
 
     The rule builds the model from its config, without weights. If the model is not in a local directory, only the engine checks it,
     at its start.
@@ -80,7 +81,7 @@ def _build(config: Any, plan: Any, model: Any) -> None:
     """Build a role's model as its engine does, without weights.
 
     Raises:
-        DovetailError: what the engine would raise.
+        DovetailError: the engine would fail with this error at its start.
     """
     engine: Fsdp2Config = model.engine.config
     section = config.model_section(model.role)

@@ -35,7 +35,7 @@ _HARMLESS = frozenset(
 
 
 class Reach:
-    """Placeholder for an attention mask in a test run, which finds out whether samples can be packed.
+    """Placeholder that stands for an attention mask while `probe_packing` runs the model, and says how far back tokens attend.
 
     Args:
         tokens: the number of tokens that each token sees, itself included: the window's size, or `FAR` for all earlier tokens. None for a
@@ -167,7 +167,7 @@ def _probe_attention(
 
 
 def _probe_mask(*, mask_function: Callable[..., Tensor], **_: object) -> Reach:
-    """Return how far back a mask function lets tokens attend; without a number if it differs between tokens."""
+    """Return how far back a mask function lets tokens attend; `tokens` is None if the distance differs between tokens."""
     reaches = {_reach(mask_function, at) for at in (FAR - 1, FAR, FAR + 37)}
     return Reach(reaches.pop() if len(reaches) == 1 else None)
 

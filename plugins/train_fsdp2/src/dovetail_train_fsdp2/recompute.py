@@ -119,7 +119,13 @@ class Recompute:
         return result
 
     def _decide(self, args: object, kwargs: object, running: int = 0) -> None:
-        """Decide how many layers of this micro-batch keep their activations; `running` of them do already."""
+        """Decide how many layers of this micro-batch keep their activations.
+
+        Args:
+            args: the positional arguments of the first layer's call.
+            kwargs: the keyword arguments of the first layer's call.
+            running: the number of layers that have already run in this micro-batch and keep their activations.
+        """
         assert self._bytes_a_token is not None
         a_layer = self._bytes_a_token * tokens_of(args, kwargs)
         states = _states(args, kwargs)

@@ -43,7 +43,7 @@ def attend_shared(
         value_FKE: float [F, K, E], with E ≤ D.
         sequences: the boundaries of all sequences, the G prompts first.
         prompts: the boundaries of the G prompts, P tokens in total.
-        responses: one sequence for each prompt, as long as all response tokens that attend to the prompt; Q tokens in total.
+        responses: one sequence for each prompt: all responses to the prompt, end to end; Q tokens in total.
         scale: the factor of the products of queries and keys.
 
     Returns:

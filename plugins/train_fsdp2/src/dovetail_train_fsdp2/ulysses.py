@@ -115,7 +115,7 @@ def sequence_parallel(
 
     Args:
         mesh: the engine's mesh; None for one rank.
-        rank: this rank's number in the mesh.
+        rank: this rank's index in the mesh.
         trunk: the model, whose number of attention heads is checked.
 
     Raises:

@@ -50,10 +50,10 @@ _PEFT = "base_model.model."
 
 
 def checkpoint_in(path: Path) -> Path | None:
-    """Return the folder with verl's rank files: the path itself, its `actor`, or the latest step's; None if there is no such folder.
+    """Return the folder with verl's rank files: the path itself, its folder `actor`, or that of the latest step; None if there is none.
 
     Raises:
-        CheckpointError: the path names a latest step that does not exist.
+        CheckpointError: a file in `path` names the latest step, but that step has no rank files.
     """
     if (path / LATEST).is_file():
         step = (path / LATEST).read_text().strip()

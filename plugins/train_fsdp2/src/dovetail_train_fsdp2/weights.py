@@ -93,7 +93,9 @@ def stored(
     tensors: Iterable[tuple[str, Tensor]],
     empty: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Convert whole tensors in memory, of any shape, to the names and shapes of the architecture's checkpoints; one by one if possible.
+    """Convert whole tensors in memory, of any shape, to the names and shapes of the architecture's checkpoints.
+
+    Tensors are converted one at a time if no stored tensor depends on several tensors in memory; otherwise all are held at once.
 
     Args:
         model: the model, with transformers' record of the stored form of its weights.

@@ -114,7 +114,7 @@ class Architecture:
         return bridge
 
     def _settings(self, config: MegatronConfig) -> dict[str, Any]:
-        """Settings of Megatron's config that the model's config does not give."""
+        """Return the settings of Megatron's config that the model's config does not give, by name."""
         experts = experts_of(self.hf)
         settings: dict[str, Any] = {
             "sequence_parallel": config.sequence_parallel and config.tensor_parallel_size > 1,

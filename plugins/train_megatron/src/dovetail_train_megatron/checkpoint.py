@@ -2,7 +2,7 @@
 
     training.json            number of optimizer steps, in total and for each parameter
     weights/*.safetensors    float32 weights under Hugging Face's names, each from the rank with its first shard
-    moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`
+    moments/*.safetensors    the optimizer's moments, likewise, as `KIND.NAME`: the kind of moment, such as `exp_avg`, and the weight's name
     random-RANK.safetensors  each rank's random state
 
 With an adapter only trained tensors are saved: the frozen base is the model from which the run starts. The files don't depend on
@@ -105,7 +105,7 @@ def staged(
 def _counts(
     network: Network, table: TensorTable, optimizer: MegatronOptimizer | None
 ) -> dict[str, Any] | None:
-    """Return the numbers of steps, in total and for each parameter, for `training.json`."""
+    """Return the numbers of steps, in total and for each parameter, for `training.json`; None without an optimizer."""
     if optimizer is None:
         return None
     names = [kept_name(n, network) for e in table.kept for n in table.hf_names(e)]
@@ -226,7 +226,13 @@ def _part(table: TensorTable, network: Network, entry: Entry, tensors: list[Tens
 def _expected(
     network: Network, table: TensorTable, kinds: tuple[str, ...] = ("",)
 ) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes of the tensors that a part of the checkpoint must have."""
+    """Return the names and shapes of the tensors that the checkpoint's folder `weights` or `moments` must have.
+
+    Args:
+        network: the network.
+        table: the table of the network's tensors.
+        kinds: the kinds of moments, such as `exp_avg`, which prefix the names; by default the names of weights are returned.
+    """
     shapes = {}
     for entry in table.kept:
         parts = [torch.empty(entry.shape, device="meta")] * len(entry.holders)

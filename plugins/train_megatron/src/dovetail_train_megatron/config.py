@@ -48,11 +48,11 @@ class MegatronConfig(AdaptableSection):
     """Number of ranks that share each pack of sequences (axis `cp`): attention is divided by heads, all other layers by tokens
     (Ulysses, arXiv 2309.14509). Its product with `tensor_parallel_size` must divide the number of query heads."""
     expert_parallel_size: int = attrs.field(default=1, validator=attrs.validators.ge(1))
-    """Number of data-parallel ranks over which a mixture's experts are divided. It must divide the number of data-parallel ranks,
-    and be 1 if there are several pipeline stages."""
+    """Number of ranks over which the experts of a mixture-of-experts model are divided. It must divide the number of experts, and the
+    number of data-parallel ranks times `context_parallel_size`. It must be 1 if there are several pipeline stages."""
     sequence_parallel: bool = True
-    """Divide activations between tensor-parallel regions by tokens (arXiv 2205.05198): less memory for the same communication.
-    Without tensor parallelism this has no effect."""
+    """Divide by tokens the activations that tensor-parallel ranks would otherwise all hold, such as the inputs of norms (arXiv
+    2205.05198): less memory for the same communication. Without tensor parallelism this has no effect."""
     layers: Layers = "auto"
     """Implementation of the layers: `local`, plain modules of Megatron-Core; `transformer_engine`, Transformer Engine's fused
     modules; `auto`, Transformer Engine if installed, else `local`."""
@@ -63,8 +63,8 @@ class MegatronConfig(AdaptableSection):
     overlap_gradients: bool = False
     """Reduce the gradients of finished layers over data-parallel ranks while other layers' gradients are still computed."""
     lora: LoraSection | None = attrs.field(default=None, validator=_can_adapt)
-    """Train low-rank adapters on the linear layers of attention and dense MLPs, and freeze all other weights, which are also the
-    reference policy. `layers: auto` then means `local`. None trains all weights."""
+    """Train low-rank adapters on the linear layers of attention and dense MLPs, and freeze all other weights. The model without its
+    adapters is also the reference policy. `layers: auto` then means `local`. None trains all weights."""
     logits_chunk: int | None = attrs.field(default=None, validator=AT_LEAST_ONE)
     """Number of tokens whose logits are computed at once; None: as many as fill 1 GiB in float32."""
 
@@ -82,7 +82,7 @@ class MegatronConfig(AdaptableSection):
         Optimizer states are also divided over data-parallel ranks.
 
         Raises:
-            PlanError: the layout does not divide the ranks.
+            PlanError: the layout does not divide the ranks, or combines expert parallelism with several pipeline stages.
         """
         inner = self.pipeline_parallel_size * self.context_parallel_size * self.tensor_parallel_size
         if ranks % inner:

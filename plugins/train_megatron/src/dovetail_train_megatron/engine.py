@@ -45,8 +45,9 @@ from dovetail_train_megatron.weights import Receiving, manifest_of, outgoing, re
 class MegatronEngine(TorchEngine):
     """Trains one language model, or a critic's value model, divided over ranks as configured.
 
-    All ranks of a group that shares samples (tp, pp, cp) get the same samples; scores and metrics are taken from the last stage's
-    first rank. Every call but `weight_manifest` is collective, and an error on one rank is raised on all ranks.
+    The tensor-, pipeline- and context-parallel ranks of one copy of the model get the same samples; of their scores and metrics, those
+    of the last stage's first rank are used. Every call but `weight_manifest` is collective, and an error on one rank is raised on all
+    ranks.
     """
 
     name = "megatron"

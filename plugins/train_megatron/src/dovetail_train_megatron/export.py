@@ -16,7 +16,7 @@ from dovetail_train_megatron.network import Network
 from dovetail_train_megatron.weights import whole_weights
 
 HEAD = "score."
-"""The name of a token classifier's head in transformers."""
+"""The prefix of the names of tensors in a token classifier's head in transformers."""
 
 
 def export(
@@ -27,7 +27,8 @@ def export(
     tokenizer: Tokenizer,
     ranks: Ranks,
 ) -> None:
-    """Write a Hugging Face model: config, safetensors in the compute dtype with adapters merged, and any tokenizer. Collective.
+    """Write a Hugging Face model: config, safetensors in the compute dtype with adapters merged, and the tokenizer unless it is None.
+    Collective.
 
     A critic is written as a token classifier with one label.
 

@@ -6,7 +6,8 @@ sums for every token. The backward pass recomputes the logits. With z = logits /
     log p_y                      d log p_y / dz = 1_y − p
     H = −Σ p log p               dH / dz        = −p (log p + H)
 
-Legend: R scored tokens, H hidden size, V this rank's shard of the vocabulary, C rows of a chunk, K words, J = 1 + K.
+Legend: R scored tokens, H hidden size, V this rank's shard of the vocabulary, C rows of a chunk, K further token ids
+for each scored token, J = 1 + K.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def score_tokens(
     """Compute log-probabilities and other scores of tokens. Collective over the ranks that divide the vocabulary.
 
     Args:
-        hidden_RH: float [R, H], the hidden state that predicts each token, the same on all of these ranks. Its gradient is this
-            rank's summand of a sum over the ranks.
+        hidden_RH: float [R, H], the hidden state that predicts each token, the same on all of these ranks. The gradients that the
+            ranks compute for it must be summed over the ranks.
         weight: float [≥ V, H], this rank's rows of the output layer.
         targets_R: int64 [R], token ids in the whole vocabulary.
         temperature_R: float32 [R], the sampling temperatures.
@@ -51,7 +52,8 @@ def score_tokens(
         top_k: the number of tokens in `top_ids` and `top_log_probs`.
 
     Returns:
-        The outputs by name, the same on every rank: float32 [R], or [R, K] for K token ids, in nats; int32 [R, K] for `top_ids`.
+        The outputs by name, the same on every rank, log-probabilities and entropies in nats: float32 [R]; [R, K] for
+        `log_probs_at`; [R, top_k] for `top_ids` (int32) and `top_log_probs`.
     """
     if fuses(hidden_RH) and vocabulary.size:
         return fused_scores(
@@ -76,8 +78,8 @@ def score_tokens(
 
 
 class _Scores(torch.autograd.Function):
-    """Autograd function of log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with their
-    log-probabilities [R, K]. Σ p² and the most likely words have no gradient.
+    """Autograd function that returns log-probabilities [R, J], entropies [R], Σ p² [R], and the `top_k` most likely token ids with
+    their log-probabilities, [R, top_k] each. Only the first two have gradients.
     """
 
     @staticmethod
@@ -153,7 +155,7 @@ class _Scores(torch.autograd.Function):
 
 
 class _Layer:
-    """This rank's shard of the output layer over some rows, which computes logits chunk by chunk."""
+    """This rank's shard of the output layer with the R hidden states to score; computes logits chunk by chunk."""
 
     def __init__(
         self,
@@ -189,7 +191,10 @@ class _Layer:
     def score(
         self, rows: slice, outputs: frozenset[str], shifted_CV: Tensor, scores_3R: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Fill in H and Σ p² of a chunk; return log p [C, J], and log Σ exp of the shifted z, [C]. Collective."""
+        """Return log p [C, J] of a chunk, and log Σ exp of its shifted z, [C]. Collective.
+
+        The first two rows of `scores_3R` receive the chunk's H and Σ p², which are valid only if `outputs` names them.
+        """
         place_CJ, mine_CJ = self.vocabulary.places(self.targets_RJ[rows])
         chosen_CJ = shifted_CV.gather(-1, place_CJ) * mine_CJ
         exp_CV = shifted_CV.exp()

@@ -135,7 +135,11 @@ def check_layout(hf: PretrainedConfig, config: MegatronConfig) -> None:
 
 
 def _check_divides(key: str, size: int, divided: Mapping[str, int]) -> None:
-    """Check that a parallel size divides every number in `divided`, which maps what is counted to the number."""
+    """Check that a parallel size divides every value of `divided`, whose keys name the values in the error.
+
+    Raises:
+        ConfigError: a value is not divisible.
+    """
     for of, number in divided.items():
         if number % size:
             fitting = [

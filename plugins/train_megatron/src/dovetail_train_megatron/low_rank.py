@@ -40,7 +40,7 @@ class LinearSlice:
 
 
 class LowRankUpdate(nn.Module):
-    """The adapter of one of Megatron's linear layers, run after the layer.
+    """The adapter of one of Megatron's linear layers, whose output is added to that of the layer.
 
     Attributes:
         on: whether the adapter is applied.

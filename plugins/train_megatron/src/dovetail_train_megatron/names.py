@@ -30,9 +30,10 @@ class Entry:
     """One tensor of Megatron, with the ranks that hold its shards."""
 
     name: str
-    """Name of the tensor in mbridge, with layer and expert numbers of the whole model."""
+    """Name of the tensor in mbridge, with layer and expert indices counted over the whole model."""
     holders: tuple[int, ...]
-    """The ranks that hold the shards of the tensor's first copy, in the order of the shards; one rank if the tensor is not divided."""
+    """The ranks that hold one copy of the tensor (the first, if there are several), in the order of its shards; one rank if the tensor
+    is not divided."""
     shape: tuple[int, ...]
     """Shape of one shard of the tensor."""
     dim: int | None
@@ -42,7 +43,7 @@ class Entry:
 
     @property
     def expert(self) -> bool:
-        """Whether the tensor belongs to an expert, so that expert-parallel ranks divide it."""
+        """Whether the tensor belongs to an expert, so that only some of the expert-parallel ranks hold it."""
         return ".mlp.experts." in self.name
 
 
@@ -134,7 +135,7 @@ def _entries(everyone: list[Any], tp: int) -> list[Entry]:
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
-    """Return the key to sort by: embedding, layers by number, the rest; in a layer by name, with numbers in numeric order."""
+    """Return an entry's sort key: the embedding first, then layers by index, then the rest; in a layer by name, digits as numbers."""
     layer = LAYER.match(entry.name)
     if layer is None:
         return (0 if entry.name.startswith("embedding") else 2, 0, [entry.name])
@@ -149,7 +150,12 @@ def _divided(parameter: nn.Parameter) -> int | None:
 
 
 def _whole_name(local: str, network: Network) -> str:
-    """Return mbridge's name of a parameter: named as in Transformer Engine's layers, and numbered over all stages."""
+    """Return mbridge's name of a parameter: as in Transformer Engine's layers, with indices counted over the whole model.
+
+    Args:
+        local: the parameter's name in this rank's module, where layers and experts are counted from 0.
+        network: the network with the parameter.
+    """
     layer = LAYER.match(local)
     if layer is None:
         return local

@@ -49,7 +49,7 @@ class Network:
     Attributes:
         module: Megatron's GPTModel for this stage, whose output is hidden states; on a critic's last stage it has `value_head`.
         device: the device of computation.
-        head: "lm" or "value".
+        head: the kind of outputs, "lm" for log-probabilities or "value" for a critic's values.
         adapter: the trained adapter; None without one.
     """
 
@@ -98,8 +98,8 @@ class Network:
         """Compute outputs of a pack's tokens from the last stage's hidden states. Collective over tensor- and context-parallel ranks.
 
         Returns:
-            The outputs by name, [T, …] in each output's dtype and inner shape, aligned with the micro-batch's T response tokens;
-            masked tokens hold 0. They are the same on all ranks, and differentiable even if no token is scored.
+            The outputs by name, with a row for each response token of the micro-batch, [pack.tokens, …], in each output's dtype
+            and inner shape; masked tokens hold 0. They are the same on all ranks, and differentiable even if no token is scored.
         """
         parallel = self.parallel
         share = ScoredShare.of(

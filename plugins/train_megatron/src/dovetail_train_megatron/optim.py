@@ -233,7 +233,7 @@ class MegatronOptimizer:
 
 
 def _descent(groups: list[dict[str, Any]], optim: Any) -> torch.optim.SGD:
-    """Make SGD over the parameter groups of Adam: Megatron divides only Adam's weights, which any optimizer can then step.
+    """Return an SGD optimizer for the parameter groups that Megatron made for Adam, since Megatron divides weights only for Adam.
 
     The groups are set after construction, because torch refuses views, such as Megatron's shards of float32 parameters.
     """

@@ -1,7 +1,7 @@
 """Parallel: this rank's coordinates in Megatron's parallel layout, and Megatron's process groups.
 
 Ranks are in the order of the mesh: dp outermost, then pp, cp, and tp; tensor-parallel ranks are neighbours. Expert parallelism
-divides the data-parallel ranks. Megatron allows one layout per process.
+divides the data- and context-parallel ranks. Megatron allows one layout per process.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _part(state: Any) -> None:
 
 
 def _join_alone(device: torch.device, ranks: int) -> None:
-    """Make a process group of one rank, which Megatron needs too; no port is opened."""
+    """Create a default process group if the run has a single rank and none exists, since Megatron needs one; no port is opened."""
     if ranks > 1 or dist.is_initialized():
         return
     if device.type != "cpu" and device.index is not None:

@@ -1,4 +1,6 @@
-"""Outputs of a batch through the pipeline stages, in the batch's order; and which samples have outputs or losses that are not finite."""
+"""Computing a batch's outputs over the pipeline stages, in the batch's order, and finding samples with outputs or losses that are
+not finite.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def all_failing_rows(
     denominators: Mapping[str, float],
     cuts: PackedMicroBatches,
 ) -> list[int]:
-    """Return the positions of samples whose outputs or loss are not finite, by scoring the batch again. Collective."""
+    """Return the row indices of samples whose outputs or loss are not finite, by scoring the batch again. Collective."""
     failing: list[int] = []
     for rows, scores in _all_scores(network, cuts, spec.outputs):
         micro_batch = batch.take(rows)

@@ -1,4 +1,6 @@
-"""How many layers each pipeline stage has. The last stage has fewer, since it also has the output layer."""
+"""How many layers each pipeline stage has. The last stage may have another number than the others, since it also has the output
+layer.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from typing import Any
 from dovetail.errors import ConfigError
 
 OUTPUT = 0.6
-"""Cost per parameter of the output layer with softmax, relative to a decoder layer. Below 1, since its products are large and only
-scored tokens need it."""
+"""Cost per parameter of the output layer with softmax, relative to the cost per parameter of a decoder layer. Below 1, since large
+matrix products are more efficient, and only scored tokens need logits."""
 
 
 def last_stage_layers(layers: int, stages: int, output: float) -> int:

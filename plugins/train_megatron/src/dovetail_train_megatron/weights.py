@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _IN_A_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _WORKED_OUT = "rotary_emb.inv_freq"
-"""A tensor in old checkpoints that models compute themselves."""
+"""The last part of the name of a tensor in old checkpoints, which is ignored since models compute it themselves."""
 
 
 Receiving = int | Literal["all"]

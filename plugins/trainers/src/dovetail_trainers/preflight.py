@@ -9,7 +9,7 @@ from dovetail.interfaces import Finding
 from dovetail_trainers.config import StreamingConfig
 
 WIDE = 10.0
-"""The least `clip_high` that clips nothing in practice."""
+"""A policy loss with `clip_high` of at least this size counts as one that does not clip."""
 
 
 def streaming_unsound(config: Any, plan: Any) -> Iterator[Finding]:

@@ -27,8 +27,9 @@ class LocalConfig(RingConfig):
     """Settings common to the transports within one machine: how sender and receivers find each other."""
 
     directory: str | None = None
-    """Directory of the sockets by which sender and receivers connect, which only this user can open; absent: below `/dev/shm`, or
-    below the directory for temporary files if there is no `/dev/shm`."""
+    """Directory below which a run makes a private directory for the sockets by which sender and receivers connect. It must belong to
+    this user alone. Absent: a directory of this user below `/dev/shm`, or below the directory for temporary files if there is no
+    `/dev/shm`."""
     channel: str | None = None
     """Name by which sender and receivers find each other, the same on both sides; absent: the run directory's path."""
 

@@ -19,4 +19,4 @@ class VerlDatasetConfig(PluginSection):
     class_name: str
     """The class (verl's `data.custom_cls.name`)."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
-    """Keys of verl's `data` that the class reads, such as `{prompt_key: question}`."""
+    """The settings that the class reads from verl's config section `data`, such as `{prompt_key: question}`."""

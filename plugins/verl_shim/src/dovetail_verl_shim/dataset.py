@@ -20,8 +20,8 @@ _COLUMNS = ("prompt", "data_source", "reward_model", "extra_info", "ability", "i
 class VerlDataset(DatasetSource):
     """Reads files with a class that has the constructor of verl's `RLHFDataset(data_files, tokenizer, config, processor)`.
 
-    Rows come from the class's `dataframe`, or from its own `__getitem__`. The key `raw_prompt` is the prompt if present. Tensors are left
-    out.
+    Rows come from the class's own `__getitem__` if it defines one, else from its `dataframe`. A row's `raw_prompt`, if present, becomes
+    the prompt. Values that are tensors are left out.
 
     In a config:
 

@@ -1,1 +1,3 @@
-"""`dovetail plugins check`: an installed plugin's class, facts and conformance suite, run in a process of its own."""
+"""`dovetail plugins check`: checks an installed plugin's class, packaging and docstrings, and runs its conformance suite, in a process
+of its own.
+"""

@@ -120,8 +120,8 @@ def _run_tests(answers: Answers, only: str | None, file: str) -> None:
     """Run pytest in an empty folder, so that the settings and conftest files of the current folder have no effect.
 
     Args:
-        answers: the file for the results.
-        only: a `-k` expression of pytest.
+        answers: the writer of the results.
+        only: a `-k` expression of pytest; None runs all tests.
         file: the name of the test file; it differs for each plugin, since pytest imports a name only once.
     """
     with tempfile.TemporaryDirectory() as folder:

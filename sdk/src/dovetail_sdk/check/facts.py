@@ -1,4 +1,6 @@
-"""Facts about an installed plugin that no test of its behaviour shows: whether it is typed, documented, lazily imported, described."""
+"""Facts about an installed plugin that no test of its behaviour shows: whether it is typed and documented, and whether its config can be
+imported without heavy packages.
+"""
 
 from __future__ import annotations
 

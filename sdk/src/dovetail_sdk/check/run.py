@@ -39,8 +39,9 @@ def check_plugins(
     Yields:
         `{"schema", "plugin", "interface", "versions", "date", "config", "settings", "checks", "facts", "tests", "not_run", "tier",
         "seconds"}`: `config` holds the overrides. `settings` holds, for each suite, what the plugin's author changed from the default
-        suite. `checks` and `tests` hold names, outcomes (passed, failed, expected, skipped) and reasons. `not_run` is the reason why
-        the suite could not run, or null.
+        suite. `checks` and `tests` hold names, outcomes (passed, failed, expected, skipped) and reasons. `facts` are those of
+        `facts_of`. `not_run` is the reason why the suite could not run, or null. `tier` is the quality tier that the plugin has
+        earned, from `bronze` to `platinum`, or null.
     """
     parts: dict[str, list[PluginEntry]] = {}
     for entry in entries:

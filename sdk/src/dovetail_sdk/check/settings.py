@@ -1,4 +1,4 @@
-"""The settings of a plugin's conformance suite by its author: the config under test, and attributes of the suite."""
+"""What a plugin's author has set in its conformance suite: the config under test, and attributes of the suite."""
 
 from __future__ import annotations
 

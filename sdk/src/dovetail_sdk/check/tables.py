@@ -43,7 +43,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _print_settings(report: dict[str, Any]) -> None:
-    """Print each suite's settings by its author, unless it is the suite of the kind with the config's defaults."""
+    """Print what the plugin's author has set in each suite (see `settings_of`); nothing for suites with the defaults."""
     for suite, settings in report["settings"].items():
         config = settings.get("config")
         own = [f"{key}={_short(value)}" for key, value in (config or {}).items()]

@@ -30,7 +30,7 @@ _BRINGERS = {
     entry_point.name: (entry_point.module.partition(".")[0], distribution)
     for entry_point, distribution in default_index().extensions(KINDS_GROUP)
 }
-"""The package and the distribution that add a kind, by kind."""
+"""Kind → (import package, distribution) that adds it, for kinds that are not core's."""
 _IMPORTED = {
     "dovetail-stages>=0.1": ("engine", "objective", "stage_set"),
     "dovetail-rollouts>=0.1": ("reward_manager", "rollout", "source", "weight_transport"),
@@ -155,7 +155,7 @@ def is_test(file: str) -> bool:
 
 
 def _files(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield each template of a folder, as the file that it makes and the template's name."""
+    """Yield, for each template of a folder, the name of the file that is made from it and the name of the template."""
     for template in _TEMPLATES.list_templates():
         if template.startswith(f"{folder}/"):
             yield template.removeprefix(f"{folder}/").removesuffix(".jinja"), template

@@ -106,9 +106,10 @@ class ScriptedRun(Run):
             total_steps: number of steps of the whole run.
             step: number of finished steps; above 0 the run is resumed from a checkpoint.
             max_staleness: the trainer's max staleness.
-            examples: the trainer's examples. Without prompts nothing is generated, weights are not followed, and validation is empty.
+            examples: the kind of the trainer's examples. Unless it is `prompts`, no responses are generated, the rollout's weight
+                version does not change, and `validate` returns no metrics.
             stop_at: the number, from 1, of the call that raises StopRequested before it does anything; None for no stop.
-            learn_error: the error that `learn` raises once, in step `fails_in`.
+            learn_error: the error that `learn` raises once, in step `fails_in`; None for none.
             fails_in: the number of the step in which `learn` fails.
             validation: the metrics of `validate`; by default `val/mean@1`.
         """
@@ -302,7 +303,7 @@ def _context(number: int, version: int) -> StepContext:
 
 
 def _columns(number: int, versions: Sequence[int]) -> Batch:
-    """Return the samples of a step: one of two tokens for each prompt, generated with these weight versions."""
+    """Return the samples of a step: one sample of two tokens for each prompt, generated with the weight version of the same index."""
     prompts_N = np.arange(PROMPTS) + PROMPTS * (number - 1)
     responses = Ragged.from_list([[5, 6]] * PROMPTS, dtype=np.int64)
     return Batch(

@@ -1,6 +1,6 @@
 """TableEngine: a training engine whose policy is a table, so that tests of a run need no model.
 
-Legend: N samples, T response tokens, packed end to end, V words.
+Legend: N samples, T response tokens, packed end to end, V token ids of the vocabulary.
 """
 
 from __future__ import annotations

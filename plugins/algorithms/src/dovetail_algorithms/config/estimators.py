@@ -46,8 +46,8 @@ class BiLevelGaeConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class MtGrpoConfig(PluginSection):
-    """The last turn's reward relative to the group; earlier turns add their own reward relative to the turns with the same number in the
-    group.
+    """The last turn's reward relative to the group; earlier turns add their own reward relative to the turns at the same position in
+    the group's other episodes.
     """
 
     turn_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
@@ -99,7 +99,7 @@ class GrpoPasskConfig(PluginSection):
 
 
 def _as_many_as_components(config: Any, _attribute: Any, weights: tuple[float, ...]) -> None:
-    """Refuse weights without as many named components: weights go by position, and only `components` fixes the order of components."""
+    """Check that there are as many weights as `components`, since weights are assigned to components by position."""
     if weights and len(weights) != len(config.components):
         names = ", ".join(config.components) or "none"
         raise ValueError(

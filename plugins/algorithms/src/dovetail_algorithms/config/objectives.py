@@ -26,7 +26,7 @@ class PolicyConfig(PluginSection):
     """Rollout correction (importance weights for the difference between rollout and training policy) that is computed in every micro-batch
     from the current log-probabilities; None for none."""
     kl: str | None = None
-    """Estimator of a KL penalty to the reference policy (`k1`, `k2`, `k3`, …), weighted by the scalar `kl_coef`."""
+    """Estimator of a KL penalty to the reference policy (`k1`, `k2`, `k3`, …), weighted by the scalar `kl_coef`; None for no penalty."""
     entropy: bool = False
     """Compute the policy's entropy: for its metric, and for a bonus weighted by the scalar `entropy_coef`."""
     old_log_probs_from_current: bool = False
@@ -59,7 +59,7 @@ _MARGIN_LOSSES = ("logistic", "hinge", "exo", "discopop")
 
 
 def _fitting(config: Any, _attribute: Any, loss: str) -> None:
-    """Refuse settings that the selected loss does not read."""
+    """Check that the other settings fit the selected loss."""
     if loss == "exo" and not config.label_smoothing:
         raise ValueError(
             "loss 'exo' needs label_smoothing above 0; set label_smoothing=0.001, as in its paper"
@@ -102,7 +102,8 @@ class DpoConfig(PluginSection):
     discopop_tau: float = attrs.field(default=0.05, validator=_POSITIVE)
     """Temperature of `discopop`."""
     robust: bool = False
-    """Instead of smoothing the labels, use an unbiased estimate of the loss without swapped labels (robust DPO)."""
+    """Use the estimate of robust DPO instead of smoothed labels: its expectation is the loss on correct labels, if `label_smoothing` is the
+    share of pairs with swapped labels."""
     nll_coef: float = attrs.field(default=0.0, validator=_NOT_NEGATIVE)
     """Weight of the chosen responses' negative log-likelihood per token, which keeps these responses from becoming less likely."""
 

@@ -95,9 +95,9 @@ class TestKto(ObjectiveConformance):
     config = KtoConfig(name="kto", beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)
 
     def mini_batch(self, seed: int) -> Batch:
-        """Make samples with a KL estimate above 0, except for seed 2.
+        """Make samples with a KL estimate above 0; for seed 2, with a negative estimate, which KTO replaces by 0.
 
-        The estimate is from responses under another sample's prompt, which here are likelier under the policy than under the reference.
+        The estimate is the mean log-ratio of policy to reference for responses under another sample's prompt.
         """
         batch = super().mini_batch(seed)
         shift = np.float32(-3.0 if seed == 2 else 1.0)

@@ -1,4 +1,4 @@
-"""GPG: rewards relative to their group's mean, scaled up for groups without a gradient (arXiv 2504.02546)."""
+"""GPG: rewards relative to their group's mean, scaled up to make up for groups whose rewards are all equal (arXiv 2504.02546)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dovetail_algorithms.estimators.group_baseline import (
 
 
 class GpgEstimator(ScoreBaseline):
-    """Rewards relative to their group's mean, scaled up to make up for groups without a gradient.
+    """Rewards relative to their group's mean, scaled up to make up for groups whose rewards are all equal.
 
     A_i = α (r_i − mean_g), α = N / (N − M) (arXiv 2504.02546).
 

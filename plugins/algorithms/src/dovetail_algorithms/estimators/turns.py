@@ -17,14 +17,14 @@ from dovetail_algorithms.estimators.token_level import PolicyTokens, TokenEstima
 
 @attrs.frozen(eq=False)
 class PolicyTurns:
-    """The turns of every sequence, in order. A turn is a series of consecutive policy tokens with the same number in `turn_ids`.
+    """The turns of every sequence, in order. A turn is a series of consecutive policy tokens with the same value in `turn_ids`.
 
     Attributes:
         own: the policy's K tokens.
         first_U: int64 [U], the index of each turn's first token among the policy's K tokens.
-        row_U: int64 [U], the sequence of each turn.
-        number_U: int64 [U], the number of each turn in its episode.
-        episode_N: int64 [N], the episode of each sequence, from 0.
+        row_U: int64 [U], the index of the sequence that contains each turn.
+        number_U: int64 [U], the value of `turn_ids` in each turn, which orders the turns of an episode.
+        episode_N: int64 [N], the index of the episode to which each sequence belongs.
     """
 
     own: PolicyTokens
@@ -40,7 +40,8 @@ class PolicyTurns:
         Args:
             own: the policy's tokens.
             turn_ids: the column `turn_ids`, int64, ragged [T].
-            groups: the groups, whose `trajectory_N` gives the episode of each sequence. If either is None, each sequence is an episode.
+            groups: the groups, whose `trajectory_N` gives the episode of each sequence. Without groups, or if `trajectory_N` is None, each
+                sequence is an episode.
         """
         ids_K = turn_ids.values[own.place_K]
         row_K = np.repeat(np.arange(len(own.lengths_N)), own.lengths_N)
@@ -64,7 +65,7 @@ class PolicyTurns:
 
     @property
     def episode_U(self) -> Int64[np.ndarray, "U"]:
-        """The episode of each turn, int64 [U]."""
+        """The index of the episode to which each turn belongs, int64 [U]."""
         return self.episode_N[self.row_U]
 
     @property
@@ -74,7 +75,7 @@ class PolicyTurns:
 
     @property
     def order_U(self) -> Int64[np.ndarray, "U"]:
-        """Indices that sort the turns so that an episode's turns are adjacent, int64 [U]."""
+        """Indices that sort the turns by episode, and by order within the episode, int64 [U]."""
         return np.lexsort((self.number_U, self.episode_U))
 
     @property

@@ -11,7 +11,7 @@ from dovetail.batch import Batch
 from dovetail.errors import ColumnError, nearest
 
 _SHOWN = 3
-"""Number of samples without the component that an error lists."""
+"""Maximum number of samples that an error names as lacking a reward component."""
 
 
 def rewards_column(component: str | None) -> str:
@@ -28,8 +28,8 @@ def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[n
         who: the name of the filter in errors.
 
     Raises:
-        ColumnError: the column is missing, or samples lack the component; the message names the samples and the components that they
-            have.
+        ColumnError: the column is missing, or samples lack the component; the message names the first of these samples, and the
+            components that the first one has.
     """
     columns.require([rewards_column(component)], who)
     if component is None:

@@ -29,7 +29,8 @@ class KlCovLoss(RatioLoss):
     penalty: the first update of a step, where π is π_old, uses the plain loss. Above 1e-5 nats the penalty is coef · |d| in full.
 
     Means and ranking are over the whole mini-batch. A hash of sample and position breaks ties, so that the selection does not depend on
-    micro-batches, ranks or order. The loss reads `old_log_probs` before the update, which takes a forward pass.
+    micro-batches, ranks or order. The selection needs `old_log_probs` before the update; a
+    step computes them with a forward pass.
     Aggregation: `token_mean`. Nothing is clipped, so the clip shares are 0.
     """
 

@@ -15,7 +15,7 @@ from dovetail.batch import Ragged
 from dovetail.interfaces import Reduction
 
 DIGIT_BITS = 16
-"""The number of key bits that one reduction determines."""
+"""The number of bits of the smallest selected key that one sum over the ranks determines; see `largest`."""
 DIGITS = 1 << DIGIT_BITS
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -62,7 +62,7 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
 
     Args:
         sample_ids: N unique names.
-        rows: any column over the response tokens.
+        rows: any column over the response tokens; only the number of tokens of each sample is read.
         seed: the run's seed.
     """
     seeds_N = np.array(

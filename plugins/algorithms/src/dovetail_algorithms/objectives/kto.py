@@ -2,7 +2,7 @@
 
     r = Σ_t log π(y_t) − log π_ref(y_t)        z = max(0, 1/N Σ_i log π(y_j|x_i) − log π_ref(y_j|x_i)), j the sample before i
 
-    ℓ = λ_D (1 − σ(β (r − z))) for a desirable response,  λ_U (1 − σ(β (z − r))) for another one        L = 1/N Σ ℓ
+    ℓ = λ_D (1 − σ(β (r − z))) for a desirable response,  λ_U (1 − σ(β (z − r))) for an undesirable one    L = 1/N Σ ℓ
 
 (arXiv 2402.01306, equations 7 and 8). z estimates the policy's divergence from the reference over the whole mini-batch, without
 gradient. The stage `mismatched_responses` scores each response under another sample's prompt for z. Legend: N samples, T response tokens,

@@ -165,8 +165,11 @@ class PolicyObjective(Objective):
         denominators: Mapping[str, float],
         scalars: Mapping[str, float],
     ) -> ObjectiveTerm:
-        """Compute the loss term (see `Objective.term`). Metrics: `actor/loss`, `actor/pg_loss`, `actor/kl`, `actor/kl_loss`,
-        `actor/entropy`, and the metrics of the policy loss and of the correction.
+        """Compute the loss term (see `Objective.term`).
+
+        Metrics: `actor/loss`, and `actor/pg_loss`, its first term; with a KL penalty, `actor/kl`, the mean KL per token, and
+        `actor/kl_loss`, Σ KL / D without the coefficient; `actor/entropy`, the mean per token, if the objective uses it; and the metrics
+        of the policy loss and of the correction.
         """
         mask: Ragged = micro_batch["response_mask"]
         mask_T = on_device(mask.values, outputs["log_probs"]).bool()

@@ -1,4 +1,7 @@
-"""ResponseObjective: the base class of objectives of single whole responses. Legend: N samples, T response tokens, packed end to end."""
+"""ResponseObjective: the base class of objectives that compute one loss for each response, not for each token or pair.
+
+Legend: N samples, T response tokens, packed end to end.
+"""
 
 from __future__ import annotations
 

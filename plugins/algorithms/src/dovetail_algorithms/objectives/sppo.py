@@ -2,7 +2,8 @@
 
     L = 1/N Σ_i ( Σ_t m_t log(π(y_it | x, y_<t) / π_k(y_it | x, y_<t)) − η A_i )²,   A_i = P̂(y_i ≻ π_k | x) − ½
 
-where π_k is the policy of the last iteration and m the response mask. Legend: N samples, T response tokens, packed end to end.
+where π_k, the policy of the last iteration, is the reference policy, and m is the response mask.
+Legend: N samples, T response tokens, packed end to end.
 """
 
 from __future__ import annotations

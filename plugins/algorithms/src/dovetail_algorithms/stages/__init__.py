@@ -1,1 +1,1 @@
-"""Stages of a step that compute columns between the rollout and the estimator or update."""
+"""Stages of a step between the rollout and the update, which add columns to the batch or form preference pairs from its samples."""

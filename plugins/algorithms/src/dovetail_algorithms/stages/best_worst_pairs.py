@@ -74,7 +74,12 @@ class BestWorstPairs(Stage):
 
 
 def _first(group_N: np.ndarray, order_N: np.ndarray) -> np.ndarray:
-    """Return the first row of each group in an order that keeps groups together, int64 [G], by ascending group."""
+    """Return the index of the first row of each group, int64 [G].
+
+    Args:
+        group_N: the group of each row.
+        order_N: an order of the rows, as indices, in which the rows of a group are adjacent.
+    """
     sorted_N = group_N[order_N]
     begins_N = np.concatenate([[True], sorted_N[1:] != sorted_N[:-1]])
     return order_N[begins_N]

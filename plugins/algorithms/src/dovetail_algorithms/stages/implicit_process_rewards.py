@@ -16,7 +16,7 @@ from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 
 REFERENCE = "prm_ref_log_probs"
 OUTCOMES = "prm_outcomes"
-"""Column of the scores before a KL penalty or another stage changes them; changed scores are not outcomes from 0 to 1."""
+"""Column with a copy of `scores` from before a KL penalty or another stage changes them, since outcomes have to be in [0, 1]."""
 RUNS_OWN = "ref_log_probs"
 """The column of the run's reference policy."""
 
@@ -77,7 +77,7 @@ class ImplicitProcessRewards(Stage):
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
         """Add the process rewards. Metrics, prefixed by the role's name: `prm/process_reward`, the mean per token; `prm/outcome_reward`,
-        the mean over samples of the sum over their tokens.
+        the sum over a response's tokens, averaged over samples.
         """
         config, outputs = self.config, {"log_probs"}
         if config.reference is None and _has_adapter(config, step.facts):
@@ -142,5 +142,5 @@ def _objective(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> Any:
 
 
 def _has_adapter(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> bool:
-    """Return whether the engine also scores the model with the adapter turned off."""
+    """Return whether the engine of the process reward model can also score tokens with the adapter turned off, as the reference."""
     return RUNS_OWN in facts.engine(config.role).provides()

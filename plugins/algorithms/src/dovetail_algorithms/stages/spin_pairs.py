@@ -94,7 +94,10 @@ class SpinPairs(Stage):
 
 
 def _answered(own: Batch, responses: list[list[int]]) -> Batch:
-    """Return the samples with other responses. As the rollout did not generate these, weight versions are −1 and token columns 0."""
+    """Return the samples with the dataset's `responses` (token ids) in place of their own.
+
+    Since the rollout did not generate these responses, their weight versions are −1, and their scores and log-probabilities are 0.
+    """
     ids = Ragged.from_list(responses, np.int64)
     tokens = len(ids.values)
     columns: dict[str, Any] = {

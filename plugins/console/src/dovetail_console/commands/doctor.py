@@ -1,5 +1,5 @@
-"""`dovetail doctor`: examines Python, torch and its devices, core's dependencies, the import of every plugin, and what
-packages add to the examination.
+"""`dovetail doctor`: examines Python, torch and its devices, the dependencies of installed packages and the import of every
+plugin, and runs the examinations that packages add.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dovetail plan [CONFIG] [KEY=VALUE]...`: the stages, models and counts of a run, each with its reason."""
+"""`dovetail plan [CONFIG] [KEY=VALUE]...`: the stages, models and counts (such as prompts per mini-batch) of a run, with reasons."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def plan(
     run: Path | None,
     card: int | None,
 ) -> None:
-    """Print the stages, models, resolved counts and memory estimate of a run of CONFIG, or of overrides alone.
+    """Print the stages, models, counts (such as prompts per mini-batch) and memory estimate of a run of CONFIG, or of overrides alone.
 
-    --from-run predicts the seconds per step, and the shares of time in which trainer and rollout wait for each other. --fit adds
-    overrides with which the run fits the accelerators' memory.
+    --from-run predicts, from the timings of the run RUN, the seconds per step and the shares of time in which trainer and rollout
+    wait for each other. --fit prints overrides with which the run fits accelerators of the memory SIZE.
 
     Findings of the preflight rules follow, as `dovetail check` prints them. Exits with 2 if a finding is an error.
     """
@@ -141,7 +141,7 @@ def plan(
 
 
 def render_note(note: PlanNote) -> None:
-    """Print a note on the plan, such as one of the experience source or of `--fit`, and then the note's warnings."""
+    """Print the text of a note on the plan, and then its warnings. The experience source, `--from-run` and `--fit` add such notes."""
     for line in note.text.splitlines():
         rendering.line(line)
     for warning in note.warnings:
@@ -177,7 +177,7 @@ def render_memory(memory: PlannedMemory | None, where: str, unknown: str) -> Non
 def _fit_note(
     config: tuple[str, ...], overrides: tuple[str, ...], data: SourceData, card: int
 ) -> PlanNote:
-    """Return the overrides with which a run fits accelerators of `card` bytes."""
+    """Return a note that says whether the run fits accelerators of `card` bytes, and with which additional overrides."""
     import attrs
 
     from dovetail.config import load_config

@@ -89,7 +89,10 @@ def verify(ctx: click.Context, lock_file: Path, strict: bool, as_json: bool) -> 
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the lock of a run, as `dovetail train` would write it."""
+    """Return the lock that `dovetail train` would write for a config.
+
+    If the data can't be loaded, a warning is printed, and the lock lacks the reward functions that rows select.
+    """
     from dovetail.config import load_config
     from dovetail.planning import make_plan
     from dovetail.run import load_data, lock_of

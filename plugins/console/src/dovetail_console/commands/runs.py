@@ -93,7 +93,7 @@ def compare(paths: tuple[Path, ...], out: Path, as_json: bool) -> None:
 
 
 def _restarted(restarts: list[dict[str, Any]]) -> str:
-    """Return the number of restarts as text, with the steps that were done twice."""
+    """Return, as text, the number of restarts and the number of steps that they repeated."""
     if not restarts:
         return ""
     repeated = sum(int(row.get("repeated", 0)) for row in restarts)

@@ -77,7 +77,9 @@ def sweep(
 
 
 def _checked(config: Sequence[str], overrides: Sequence[str]) -> list[SweptRun]:
-    """Return a run for each combination, checked unless it is completed. All errors are printed before one is raised, each once.
+    """Check the runs of a sweep that are not completed, and return all its runs, one for each combination of values.
+
+    If several checks fail, all different errors but the last are printed, and the last is raised.
 
     Raises:
         DovetailError: a combination is invalid.

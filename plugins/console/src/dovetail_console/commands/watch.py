@@ -156,7 +156,10 @@ def _check(path: Path) -> None:
 
 
 def _new_rows(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows after an offset in bytes, and the offset of their end; rows from the start if the file is shorter now."""
+    """Return the rows of a JSON Lines file from byte `offset` on, and the offset for the next call.
+
+    A file that is now shorter than `offset` was written anew and is read from its start.
+    """
     text = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         if path.stat().st_size < offset:

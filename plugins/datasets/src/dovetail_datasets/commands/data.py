@@ -57,8 +57,8 @@ def check(config: tuple[str, ...], overrides: tuple[str, ...]) -> None:
     """List problems in the rows of a config's data, or of a file; exits with 1 if there are any.
 
     Problems are bad rows, duplicates, held-out rows that are trained on, rows that are too long, content that the chat template leaves out,
-    and reference answers that the reward refuses. Only the rows of streamed data that were read are checked; data.streaming=false reads
-    all.
+    and reference answers that the reward refuses. If the data is streamed, only the rows that are read before a run
+    starts are checked; data.streaming=false reads all.
     """
     from dovetail_datasets.commands.faults import faults_of
     from dovetail_datasets.commands.opened import opened

@@ -39,7 +39,13 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
 
 
 def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
-    """Yield the counts of rows beyond the limits, and of control tokens that texts spell."""
+    """Yield the number of rows that are left out or cut, and of control tokens (such as `<|im_end|>`) in their texts.
+
+    Args:
+        rows: the rows.
+        named: the plural noun for the rows, for messages.
+        limits: the length limits, as text for messages.
+    """
     if rows.filtered_overlong:
         yield f"{rows.filtered_overlong:,} {named} are longer than {limits} and left out"
     if rows.truncated.rows:
@@ -49,7 +55,10 @@ def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
 
 
 def _refused(opened: OpenedData) -> Iterator[str]:
-    """Yield the reference answers whose score is not positive, or is below the best score of any reference answer."""
+    """Yield the fault that the reward does not give some reference answers the full score; or its error, if it can't score them.
+
+    The full score is the best score of these reference answers, and above 0.
+    """
     try:
         verdicts = [*opened.verdicts(islice(opened.rows(0), SCORED))]
     except DovetailError as error:

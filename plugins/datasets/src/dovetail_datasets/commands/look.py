@@ -44,7 +44,7 @@ class SeenRow:
 
 
 def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
-    """Yield `count` rows of the first training dataset, from number `first` on.
+    """Yield up to `count` rows of the first training dataset, beginning with row `first`, counted from 0.
 
     Raises:
         DataError: the dataset has no such rows.
@@ -88,7 +88,13 @@ def _seen(opened: OpenedData, row: NumberedRow, verdicts: dict[int, str]) -> See
 
 
 def _pieces(opened: OpenedData, ids_T: Any, mask_T: Any | None) -> tuple[tuple[str, str], ...]:
-    """Return the text of tokens, int64 [T], in pieces of a kind and a text; the mask, bool [T], is True on trained tokens."""
+    """Return the text of tokens in pieces: pairs of a kind (see `SeenRow.texts`) and a text.
+
+    Args:
+        opened: the data, with its tokenizer.
+        ids_T: the token ids, int64 [T].
+        mask_T: the mask of the trained tokens, bool [T]; None if no token is trained.
+    """
     tokenizer: Any = opened.data.tokenizer
     special = {*tokenizer.all_special_ids}
     kinds = [

@@ -19,7 +19,7 @@ from dovetail_datasets.loading import configured_dataset, datasets_of, read_toke
 from dovetail_datasets.rows import CheckedGroups, NumberedRow, numbered
 
 ANY_NUMBER = 10**12
-"""A limit of bad rows that no dataset reaches."""
+"""A limit of bad rows that no dataset reaches, so that bad rows are listed and do not end the command."""
 _EXAMPLES: Mapping[frozenset[str], tuple[str, ...]] = {
     frozenset({"chosen", "rejected"}): ("trainer.examples=preferences", "actor.objective=dpo"),
     frozenset({"prompt", "label"}): (
@@ -47,7 +47,7 @@ class OpenedData:
         return files
 
     def rows(self, first: int) -> Iterator[NumberedRow]:
-        """Yield the rows of the first training dataset unchanged, starting at number `first`."""
+        """Yield the unchanged rows of the first training dataset, beginning with row `first`, counted from 0."""
         groups = CheckedGroups(configured_dataset(self.config, self.data.tokenizer), self.files)
         before = 0
         for group, size in enumerate(groups.sizes):

@@ -152,7 +152,7 @@ class ImagePrompts:
 
 
 def placeholder_runs(ids: Sequence[int], token: int | None) -> int:
-    """Count the runs of consecutive copies of a token."""
+    """Count the runs of consecutive copies of a token; the placeholders of two images with no text between them form one run."""
     return sum(
         here == token and (place == 0 or ids[place - 1] != token) for place, here in enumerate(ids)
     )

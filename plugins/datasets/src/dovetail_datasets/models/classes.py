@@ -13,7 +13,12 @@ from dovetail_datasets.models.config import read_config
 
 
 def text_config(path: str | Path, section: ModelSection) -> Any:
-    """Return the transformers config of the text part of the model `path`; None if it is not on this machine or can't be read."""
+    """Return the transformers config of a model's text part; None if its files are not on this machine or can't be read.
+
+    Args:
+        path: the model's directory or hub id, used in place of `section.path`.
+        section: the model section, with the revision and the config overrides.
+    """
     try:
         found = read_config(attrs.evolve(section, path=str(path)), local_files_only=True)
         return found.get_text_config()

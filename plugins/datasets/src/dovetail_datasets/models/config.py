@@ -66,7 +66,14 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tu
 def _apply(
     config: Any, values: dict[str, Any], overrides: Mapping[str, Any], prefix: str = ""
 ) -> None:
-    """Apply overrides, in place, to the values of a config or of one of its sub-configs."""
+    """Apply overrides, in place, to the values of a config or of one of its sub-configs.
+
+    Args:
+        config: the config or sub-config, for its names.
+        values: its values, which are changed.
+        overrides: the new values by key.
+        prefix: the path of the sub-config for errors, such as `text_config.`.
+    """
     own_names = config.attribute_map
     for key, value in overrides.items():
         name = own_names.get(key, key)
@@ -104,6 +111,11 @@ def _refuse_ignored(
     made: Mapping[str, Any], asked: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> None:
     """Refuse overrides that the config class replaced by values of its own.
+
+    Args:
+        made: the values of the config that was constructed.
+        asked: the values from which it was constructed, overrides included.
+        overrides: the overrides, by key.
 
     Raises:
         ConfigError: the class ignores an override; the error names the first.

@@ -15,8 +15,8 @@ class PairsConfig(RecipeSection):
     """Settings of recipes for preference pairs."""
 
     overlap: Literal["error", "drop"] = "drop"
-    """Treatment of training rows whose prompt is also a validation row's: raise an error, or drop and count them. Short questions may
-    occur twice.
+    """Treatment of training rows whose prompt is also a validation row's: raise an error, or drop and count them. Dropping is
+    the default, since the same short question may occur in both splits.
     """
 
 

@@ -10,7 +10,7 @@ from dovetail.errors import DataError
 
 
 def download(repository: str, patterns: Iterable[str], revision: str | None) -> Path:
-    """Download the files of a dataset that are not in the hub's cache, and its card; return their folder.
+    """Download a dataset's card and its files that match `patterns`, unless they are in the hub's cache, and return their folder.
 
     Args:
         repository: the repository's name on the hub.

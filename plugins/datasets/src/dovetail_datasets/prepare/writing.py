@@ -90,7 +90,10 @@ class RecipeWriter:
         return "; ".join(f"{reason}: {n:,}" for reason, n in self._left_out.items()) or "none"
 
     def _survey(self, split: Split) -> dict[int, tuple[int, str]]:
-        """Return prompt digest and location of each kept row, by row number; record column types and the reasons of rows left out."""
+        """Return the prompt digest and the location (file and number) of each kept row, by the row's index in the split.
+
+        Also records the column types, and the reasons for which rows are left out.
+        """
         kept: dict[int, tuple[int, str]] = {}
         seen: set[int] = set()
         for lot in _lots(self._converted(split)):
@@ -111,7 +114,7 @@ class RecipeWriter:
         return kept
 
     def _converted(self, split: Split) -> Iterator[tuple[int, str, dict[str, Any] | UnusedRow]]:
-        """Yield number, location and converted row for every row of a split."""
+        """Yield, for every row of a split, its index in the split, its location (file and number) and the converted row."""
         recipe = self._recipe
         for number, (where, given) in enumerate(recipe.read(split, self._folder)):
             if isinstance(given, DataError):
@@ -174,7 +177,15 @@ class RecipeWriter:
         of: set[int] | None = None,
         without: AbstractSet[int] = frozenset(),
     ) -> Iterator[pa.Table]:
-        """Yield the rows of a split as tables of the same schema; `of` and `without` select by prompt digest."""
+        """Yield the kept rows of a split as tables of the same schema.
+
+        Args:
+            split: the split.
+            kept: the rows to keep, as `_survey` returns them.
+            schema: the schema of all tables.
+            of: digests of the only prompts to yield; None yields all prompts.
+            without: digests of prompts not to yield.
+        """
         chosen = (
             row
             for number, _, row in self._converted(split)

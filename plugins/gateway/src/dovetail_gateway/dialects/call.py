@@ -24,7 +24,7 @@ class ApiError(DovetailError, RuntimeError):
         status: the HTTP status.
         code: the error's name, by which it is counted.
         message: the description of the error.
-        param: the field at fault.
+        param: the request's field at fault; None if the error is not about a field.
         retry: whether the client may try again.
     """
 
@@ -67,7 +67,7 @@ class ModelAnswer:
     finish: str = "stop"
     """The finish reason: `stop`, `length` or `tool_calls`."""
     stopped_by: str | None = None
-    """The one of the call's stop strings that ended the answer, if any."""
+    """The stop string of the call that ended the answer; None if none did."""
     prompt_tokens: int
     tokens: int
     """The number of tokens that the policy produced."""
@@ -76,7 +76,7 @@ class ModelAnswer:
 
     @property
     def message(self) -> dict[str, Any]:
-        """The answer as an assistant message, as it stands in the history of a later call."""
+        """The answer as an assistant message, in the form in which later calls are expected to repeat it."""
         return assistant(self.content, self.reasoning, self.calls)
 
 
@@ -136,7 +136,7 @@ def now() -> int:
 def assistant(
     content: str, reasoning: str | None, calls: Sequence[MessageCall] = ()
 ) -> dict[str, Any]:
-    """Return an assistant's message."""
+    """Return an assistant's message in the form of chat templates; reasoning and tool calls are included if there are any."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -146,6 +146,6 @@ def assistant(
 
 
 def arguments_text(call: MessageCall) -> str:
-    """Return the arguments of a call as JSON."""
+    """Return the arguments of a tool call as JSON text, as APIs send them."""
     arguments = call["function"]["arguments"]
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -128,7 +128,7 @@ def _thought(answer: ModelAnswer) -> dict[str, Any]:
 
 
 def _calls(answer: ModelAnswer) -> list[dict[str, Any]]:
-    """Return the calls, with their arguments as text."""
+    """Return an answer's tool calls, with their arguments as JSON text."""
     texts = [{**c["function"], "arguments": arguments_text(c)} for c in answer.calls]
     return [{**c, "function": text} for c, text in zip(answer.calls, texts, strict=True)]
 

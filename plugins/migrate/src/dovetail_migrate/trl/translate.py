@@ -235,7 +235,13 @@ def _cut(draft: Draft, values: dict[str, Any]) -> None:
 
 
 def _loop(draft: Draft, values: dict[str, Any], updates: int) -> None:
-    """Set the numbers of steps, where TRL counts optimizer steps."""
+    """Set the run's length, the intervals of checkpoints and validation, the output directory and the trackers.
+
+    Args:
+        draft: the draft of the Dovetail config.
+        values: TRL's values by field.
+        updates: the number of optimizer steps per step of Dovetail; TRL's lengths are in optimizer steps.
+    """
 
     def steps(key: str) -> int:
         return max(1, int(values[key]) // updates)

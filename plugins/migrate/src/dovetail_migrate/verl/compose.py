@@ -88,7 +88,7 @@ class Composer:
     Args:
         version: the verl version whose files a user's config may name.
         folder: the folder that is searched before verl's files.
-        choices: options of config groups that the command gives, such as `{model_engine: megatron}`.
+        choices: the option that the command chose for each config group, such as `{model_engine: megatron}`.
     """
 
     version: str
@@ -112,7 +112,10 @@ class Composer:
         return tree
 
     def _find_overrides(self, name: str) -> None:
-        """Collect `override group: option` before composing; the command's choices take precedence, then those of outer files."""
+        """Collect the entries `override group: option` of all defaults lists, before the config is composed.
+
+        An option that the command chose takes precedence, then the entry of the outermost file.
+        """
         entries = self._file(name).get("defaults", ())
         for entry in entries:
             for key, option in entry.items() if isinstance(entry, dict) else ():

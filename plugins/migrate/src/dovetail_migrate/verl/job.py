@@ -121,7 +121,9 @@ def job_of_file(path: Path, version: str, overrides: Sequence[Override] = ()) ->
 def _config_of_program(
     folder: Path | None, command: VerlCommand, places: Sequence[Path]
 ) -> str | None:
-    """Return the config that a recipe's program reads: the one that its source names, or the only one in its folder."""
+    """Return the name of the config that a recipe's program reads: the config that the program's source names, or else the only config
+    in `folder`; None if neither is found.
+    """
     parts = command.module.split(".")
     for place in places:
         for start in range(len(parts)):
@@ -170,7 +172,7 @@ def _job(
 
 @functools.cache
 def _defaults(version: str, name: str, groups: tuple[tuple[str, str], ...]) -> dict[str, Any]:
-    """Return verl's default values by key."""
+    """Return the values of verl's config `name` by key, composed with the options that `groups` chooses, as (config group, option)."""
     return dict(leaves(_resolved(Composer(version, None, dict(groups)).compose(name))))
 
 
@@ -191,7 +193,10 @@ def _apply(job: Job, override: Override, composer: Composer) -> None:
 def _base(
     own: Path | None, command: VerlCommand | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the verl config that a file without a defaults list is merged into, and the file's own keys."""
+    """Return the name of the verl config that a file without a defaults list is merged into, and the file's own keys and values.
+
+    Both are None if there is no such file, or if the file has a defaults list, by which it is composed.
+    """
     if own is None or not own.is_file():
         return None, None
     tree = read_yaml(own)
@@ -209,7 +214,10 @@ def _base(
 
 
 def _verls(name: str, composer: Composer, base: str | None) -> str:
-    """Return the name of the verl config with the defaults for this name."""
+    """Return the name of the verl config whose values count as the defaults of the job.
+
+    It is `base` if given, or `name` if verl has this config, or else the trainer config of verl that the user's config includes.
+    """
     known = verl_files(composer.version)
     if base or name in known:
         return base or name

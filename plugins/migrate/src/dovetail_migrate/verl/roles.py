@@ -156,7 +156,7 @@ def _adapter(rules: Rules, directory: Path) -> None:
 
 
 def _pattern(modules: Any) -> str:
-    """Return peft's `target_modules` as a regular expression: a given expression, or one made from ends of names."""
+    """Return peft's setting of module names as one regular expression; a list of name ends is converted, an expression is unchanged."""
     ends = "|".join(map(re.escape, modules)) if isinstance(modules, (list, tuple)) else ""
     return rf"(.*\.)?({ends})" if ends else str(modules)
 
@@ -235,7 +235,7 @@ def _schedule(rules: Rules, section: str, ours: str, updates: int) -> None:
 
 
 def _numbers(value: Any) -> list[float]:
-    """Return a list of numbers, which scripts may have in quotes."""
+    """Return the numbers of a list; scripts may give the list in quotes, as text."""
     listed = read_value(value) if isinstance(value, str) else value
     return [float(number) for number in listed]
 

@@ -64,7 +64,7 @@ class Rules:
         return self.job.is_given(self.full(key))
 
     def put(self, ours: str, value: Any, *theirs: str, why: str = "") -> None:
-        """Set the Dovetail key `ours`, as `Draft.put` does, for shortened verl keys `theirs`."""
+        """Set the Dovetail key `ours`, as `Draft.put` does; the verl keys `theirs` may be shortened."""
         self.draft.put(ours, value, *map(self.full, theirs), why=why)
 
     def same(self, theirs: str, ours: str, cast: Callable[[Any], Any] = str) -> None:
@@ -147,7 +147,7 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 def apply_tables(rules: Rules) -> None:
     """Translate the keys that the tables `direct` and `every` map to Dovetail's, and mappings such as `model.override_config`.
 
-    For a fine-tuning job, only the table `every` applies.
+    The table `every` applies to all jobs, `direct` to jobs other than fine-tuning.
     """
     tables = key_tables()
     for theirs, ours, cast in tables["every"] + ([] if rules.job.finetunes else tables["direct"]):

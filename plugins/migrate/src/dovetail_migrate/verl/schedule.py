@@ -11,7 +11,7 @@ from dovetail_migrate.verl.rules import Rules, Sizes
 
 
 def counts(job: Job) -> Sizes:
-    """Return the counts of a step: prompts, samples, updates."""
+    """Return the counts of a training step, from the job's keys: prompts, samples, updates and GPUs."""
     gpus = int(job.get("trainer.n_gpus_per_node", 8)) * int(job.get("trainer.nnodes", 1))
     if job.finetunes:
         if job.command is not None:

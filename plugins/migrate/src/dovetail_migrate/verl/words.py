@@ -92,7 +92,7 @@ def read_command(words: Sequence[str]) -> VerlCommand | None:
 
 
 def _launched(words: list[str]) -> list[str] | None:
-    """Return the words after torchrun or its module; None for any other command."""
+    """Return the words after `torchrun`, or after `python -m` and torchrun's module; None for a command that starts otherwise."""
     if PurePosixPath(words[0]).name == "torchrun":
         return words[1:]
     if _PYTHON.fullmatch(words[0]) and words[1:2] == ["-m"] and words[2:3] and words[2] in _LAUNCHERS:  # fmt: skip

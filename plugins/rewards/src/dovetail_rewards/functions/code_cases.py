@@ -24,9 +24,9 @@ from dovetail_rewards.sandbox import Program, ProgramLimits, ProgramVerdict, Res
 
 _SHOWN = 200
 _LEAST_S = 0.05
-"""Time limit, in seconds, of a run if the response has used up its time; too short to pass a test."""
+"""Minimum time limit, in seconds, of a process: used when a response has used up its time, and too short to pass a test."""
 _CALL_OUTPUT = 8 << 20
-"""Maximum total size, in bytes, of the values that all calls of one run return."""
+"""Minimum limit, in bytes, of a test process's output, which contains the values that the tested calls return."""
 
 
 @attrs.frozen(kw_only=True)
@@ -57,7 +57,9 @@ class CaseRunner:
         self._limits = limits_of(config)
 
     def run(self, source: str, tests: Tests) -> list[Case]:
-        """Run a program on test cases in order, and return the results; with `scoring: all`, stop at the first failure.
+        """Run a program on test cases in order, and return the results.
+
+        Testing stops at the first failure with `scoring: all`, and after `max_timeouts` cases that timed out.
 
         Raises:
             SandboxError: the sandbox could not be started.
@@ -129,7 +131,11 @@ class CaseRunner:
                 yield self._judged(tests, begin - 1, told[number], result)
 
     def _result(self, driver: Driver, limits: ProgramLimits) -> Result:
-        """Return the result of a driver. With two processes, it is the response's result, unless only the tests' process failed."""
+        """Run a driver, and return its result.
+
+        If the tests run in a separate process, the result is that of the response's process if this process failed, else that of the
+        tests' process. The output is always that of the tests' process, and the CPU time that of both.
+        """
         if driver.answer is None:
             return self._runner.run(driver.program, limits)
         with ThreadPoolExecutor(1) as thread:
@@ -178,7 +184,7 @@ def _accepted(expected: object) -> Iterator[Any]:
 
 
 def _ended(result: Result) -> Case:
-    """Return the result of a case during which the program ended without an answer."""
+    """Return the failed case for a program that ended before it reported the case's result."""
     why = str(result.verdict)
     if result.verdict is ProgramVerdict.OK:
         why = "the program exited before the test was finished"

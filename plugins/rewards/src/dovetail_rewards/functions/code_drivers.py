@@ -150,7 +150,15 @@ def call_driver(source: str, function: str, cases: Iterable[list[Any]], seconds:
 def assert_driver(
     source: str, setup: str, tests: Iterable[str], seconds: float, *, in_process: bool
 ) -> Driver:
-    """Return a driver: a program that runs `setup` and then each test, in the response's process or in a separate one."""
+    """Return a driver: a program that runs `setup` and then each test.
+
+    Args:
+        source: the response's code.
+        setup: statements to run before the tests.
+        tests: the text of each test.
+        seconds: the CPU seconds allowed for each test.
+        in_process: whether the tests run in the response's process; otherwise in a separate process, which calls the response's.
+    """
     tests, token = list(tests), secrets.token_hex(16)
     task = {"cases": tests, "token": token, "prelude": setup}
     if in_process:

@@ -1,4 +1,4 @@
-"""Analysis of the text of assert tests: the names of the response that they use, and operations that only its process can answer."""
+"""Analysis of assert tests: the response's names that the tests use, and operations that work only in the response's process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def _compares_identity(node: ast.Compare) -> bool:
 
 
 def _is_same_in_copies(node: ast.expr) -> bool:
-    """Return whether a node is the same object in every process: a singleton, or a type, since `TypeOfCopy` refuses types of copies."""
+    """Return whether a node is the same object in every process: a singleton such as None, or a call of `type` with one argument.
+
+    In the tests' process, `type` raises an error for copies of the response's values (`TypeOfCopy`), so it never returns a wrong type.
+    """
     if isinstance(node, ast.Constant):
         return node.value is None or node.value is ... or isinstance(node.value, bool)
     if isinstance(node, ast.Call):

@@ -146,7 +146,7 @@ def _assert_tests(truth: Mapping[Any, Any]) -> AssertTests:
 
 
 def _split(text: str) -> list[str]:
-    """Split tests into one test per top-level assertion, each with the statements before it."""
+    """Split the text of tests into one test per top-level assertion, each with the statements between the previous assertion and it."""
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
@@ -166,7 +166,7 @@ def _split(text: str) -> list[str]:
 
 
 def _text(value: object) -> str:
-    """Return an input or output as text: a list as lines, other values as JSON."""
+    """Return an input or output as text: a text unchanged, a list as lines, any other value as JSON."""
     if isinstance(value, (list, tuple)):
         return "\n".join(map(_text, value))
     text = value if isinstance(value, str) else json.dumps(value)
@@ -175,7 +175,7 @@ def _text(value: object) -> str:
 
 
 def _arguments(value: object) -> list[Any]:
-    """Return the arguments of a call, given as a list or as a text with one JSON value per line."""
+    """Return the arguments of a call. A list holds the arguments, a text one JSON value per line; any other value is the only argument."""
     if isinstance(value, str):
         return [value_of(line.removesuffix("\r")) for line in value.split("\n") if line.strip()]
     return list(value) if isinstance(value, (list, tuple)) else [value]

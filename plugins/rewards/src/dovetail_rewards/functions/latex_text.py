@@ -169,7 +169,7 @@ def as_number(text: str) -> Fraction | None:
 
 
 def _without_unit(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return the normal form of a text, and its unit with the unit's power; an empty tuple without a unit."""
+    """Return the normal form of a text without its unit, and the tuple (unit, power of the unit); the tuple is empty without a unit."""
     text = text.strip()
     if len(text) > LONGEST:
         return text, ()
@@ -194,7 +194,10 @@ def _without_unit(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _sides(text: str) -> list[str]:
-    """Return the sides of an equation or chain of equations, a name first if either end is a name; for other texts, the text alone."""
+    """Return the sides of an equation, or of a chain of equations; for any other text, the text alone.
+
+    If only the last side is a name, the order is reversed, so that the name comes first.
+    """
     sides = _EQUALS.split(_DROPPED.sub("", text)) if len(text) <= LONGEST else [text]
     if len(sides) == 1 or _RELATION.search(text) or any(map(_LIST.search, sides[:-1])):
         return [text]
@@ -220,7 +223,7 @@ def _improper(mixed: re.Match[str]) -> str:
 
 
 def _least(text: str) -> str:
-    """Return a number as `3`, or as `1/3` in lowest terms; other texts unchanged."""
+    """Return the text of a number in lowest terms, such as `3` or `1/3`; other texts are returned unchanged."""
     number = as_number(text)
     return text if number is None else str(number)
 

@@ -66,7 +66,10 @@ class MathAnswer(VerifiedFunction):
 
 
 def labelled_answer(text: str, *, stated: bool = False) -> str | None:
-    """Return the text after the last `Answer:` or `answer is`, without its box and a final full stop; None without such a label."""
+    """Return the text after the last `Answer:` or `answer is`, without its box and a final full stop; None without such a label.
+
+    With `stated`, only `Answer:` counts as a label.
+    """
     answer = after_label(text, stated=stated)
     if answer is None:
         return None

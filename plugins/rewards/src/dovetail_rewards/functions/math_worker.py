@@ -34,7 +34,9 @@ def compare(truths: Sequence[str], answer: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """Parse a text as a boxed answer; empty if nothing comparable is found. `3:00`, which sympy reads as division by zero, is left out."""
+    """Return the comparable expressions that math-verify reads in a text, as in a box; empty if there are none, as for `3:00`, which
+    sympy reads as a division by zero.
+    """
     from math_verify import parse
     from sympy import nan, zoo
 

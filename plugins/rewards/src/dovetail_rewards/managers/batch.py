@@ -23,7 +23,8 @@ class BatchManager(FunctionManager):
     sample after the other.
 
     An entry of the result that is not a valid reward fails only its own sample. A result of the wrong length fails every sample of the
-    call. If a call raises, both halves are called again (`split`), so that only samples that raise by themselves fail.
+    call. If a call raises and the option `split` is set, each half of its list is scored by a call of its own, halved again if it raises,
+    so that only the samples that cause the error fail.
     """
 
     name = "batch"

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import attrs
 
 LONGEST_NAP = 0.5
-"""Seconds after which a waiting call checks the budget again, since charges may have been corrected."""
+"""Maximum seconds between two checks of the budget by a waiting call, since charges may be corrected while it waits."""
 
 
 @attrs.define(eq=False)
 class Spending:
-    """The charge for one request: its time and its tokens."""
+    """The charge for one request: the time of its start, by the budget's clock, and its number of tokens."""
 
     at: float
     tokens: float
@@ -29,7 +29,7 @@ class Budget:
     Args:
         requests_per_minute: the limit of requests; None for no limit.
         tokens_per_minute: the limit of tokens; None for no limit.
-        window: the period in seconds; its budget is a proportional share of a minute's budget, at least one request.
+        window: the period in seconds. The limits per minute are scaled to this period; at least one request is allowed in it.
         clock: a monotonic clock in seconds.
     """
 
@@ -87,7 +87,7 @@ class Budget:
         return self._tokens is None or held + tokens <= self._tokens
 
     def _queue(self) -> asyncio.Lock:
-        """Return the lock of the queue, a new one if the running event loop is another."""
+        """Return the lock on which requests queue; create a new lock if the running event loop has changed."""
         loop = asyncio.get_running_loop()
         if self._turn is None or self._loop is not loop:
             self._turn, self._loop = asyncio.Lock(), loop

@@ -52,7 +52,11 @@ class OutcomeCache:
 
 
 def _plain(value: object) -> Any:
-    """Return an array's content for the key; refuse other types, since different objects may have equal reprs."""
+    """Return the dtype and content of a NumPy array or scalar, as JSON values for the key.
+
+    Raises:
+        TypeError: the value is of another type. Its repr can't be used instead, since different objects may have equal reprs.
+    """
     if isinstance(value, np.ndarray) and value.dtype != object:
         return [str(value.dtype), value.tolist()]
     if isinstance(value, np.generic):

@@ -139,7 +139,7 @@ class BatchQueue(Generic[Item]):
                 entry.outcome.set_result(outcome)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
-        """Free the slot of a finished call, even of a call that was cancelled before it began."""
+        """Free the slot of a finished batch, even of one whose task was cancelled before it began, and start batches that wait."""
         self._running.discard(task)
         if not task.get_loop().is_closed() and task.get_loop() is self._loop:
             self._look()
@@ -157,7 +157,7 @@ class BatchQueue(Generic[Item]):
 
 @attrs.define(eq=False)
 class _Batch:
-    """A running call, with the number of callers that wait for it."""
+    """A batch that is being scored: its task, and the number of `submit` calls that wait for it."""
 
     task: asyncio.Task[None]
     waiters: int

@@ -78,7 +78,7 @@ class _LoopThread:
         return asked is not None and time.monotonic() - asked > BLOCKED_AFTER
 
     def ask(self) -> None:
-        """Ping the loop after a call was cancelled; counts as a hung call until the loop answers."""
+        """Ping the loop after a call was cancelled; a hung call is counted until the loop answers."""
         with self._lock:
             if self._asked is not None or self.loop.is_closed():
                 return
@@ -121,7 +121,7 @@ class _LoopThread:
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Outcome:
-    """Return result and error as values, since futures may change an error's type or traceback."""
+    """Return the pair (result, None), or (None, error): as a future's exception, an error might change its type or traceback."""
     try:
         return await contained(awaitable), None
     except Exception as error:  # noqa: BLE001 - handed to the waiter, whatever it is

@@ -33,10 +33,10 @@ GATED = "gated"
 class HybridManager(RewardManager):
     """Runs several scorers in order and sums their weighted scores.
 
-    Scorers between two gates run concurrently. The score of scorer `k` is the component `k` of the reward; the scorer's own components are
-    `k/part`. (The advantage estimator `gdpo` normalises components.) For a scorer that a gate skipped, the component is the scorer's option
-    `skipped`. If any scorer fails, the sample fails with the same failure kind. If a scorer gives each token a reward, the other scorers'
-    weighted scores are added at the last token.
+    A gate is a minimum score of one scorer: for a sample below it, later scorers do not run. Scorers between two gates run concurrently.
+    The score of scorer `k` is the component `k` of the reward, or the scorer's option `skipped` if a gate stopped the sample; the scorer's
+    own components are `k/part`. (The advantage estimator `gdpo` normalises components.) If any scorer fails, the sample fails with the same
+    failure kind. If a scorer gives each token a reward, the other scorers' weighted scores are added at the last token.
 
     Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a language model, … Each manager has its own
     capacity limit; waiting for free capacity does not count as running time.
@@ -120,7 +120,7 @@ class HybridManager(RewardManager):
         return self._sum(sample, scores, gated=gated)
 
     def _stages(self) -> Iterator[list[_Part]]:
-        """Yield the scorers in order, in lists that each end with a gate."""
+        """Yield lists of scorers that run concurrently, in order. Each list ends with a scorer that has a gate, except perhaps the last."""
         stage: list[_Part] = []
         for part in self._parts:
             stage.append(part)
@@ -159,7 +159,10 @@ class HybridManager(RewardManager):
     def _token_rewards(
         self, sample: Sample, scores: Mapping[str, Score], value: float
     ) -> np.ndarray | None:
-        """Return the weighted token rewards, float32 [T], with the rest of the value on the last token; None if no scorer gave any."""
+        """Return the sum of the scorers' weighted token rewards, float32 [T]; None if no scorer gave token rewards.
+
+        What these rewards lack to add up to `value`, the sample's whole reward, is added at the last token.
+        """
         weights = {part.name: part.section.weight for part in self._parts}
         given = [
             weights[name] * np.asarray(given_T, np.float64)
@@ -186,7 +189,7 @@ class HybridManager(RewardManager):
 
 @attrs.frozen(eq=False)
 class _Part:
-    """A scorer with its name, section and manager."""
+    """A scorer: its name, its config section and its started manager."""
 
     name: str
     section: ScorerSection

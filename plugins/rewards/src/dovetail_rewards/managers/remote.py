@@ -141,8 +141,8 @@ class HttpService:
 
     Request: `{"schema": 1, "samples": [{"sample_id", "data_source", "prompt", "solution_str", "ground_truth",
     "extra_info", "finish_reason"}, …]}`, also `response_ids` if configured, and an episode's `trajectory`. Answer, with status 200:
-    `{"results": [entry, …]}`, with one entry per sample in order: a finite number, a mapping with `score` and further parts, or `{"error":
-    text, "retryable": bool}`.
+    `{"results": [entry, …]}`, with one entry per sample in order: a finite number, a mapping with `score` and further values, as a
+    reward function returns it, or `{"error": text, "retryable": bool}`.
 
     A failed connection and the statuses 408, 425, 429, 500, 502, 503 and 504 are `unreachable` failures, which may be retried. Any other
     status is an `exception`. An invalid answer, or one over 64 MiB, is an `invalid_value`.
@@ -186,7 +186,7 @@ class HttpService:
             return Failure(kind=FailureKind.EXCEPTION, message=message)
 
     async def _scored(self, bodies: Sequence[str]) -> list[Outcome]:
-        """Send one request, whose time `reward.timeout` limits."""
+        """Send samples, each a JSON object, in one request, and return their scores or failures in order."""
         content = f'{{"schema": {SCHEMA}, "samples": [{", ".join(bodies)}]}}'.encode()
         try:
             answer = await self._post.post(content)

@@ -30,7 +30,7 @@ from dovetail_rewards.managers.threads import DaemonThreads, HungCalls
 from dovetail_rewards.managers.wire import Garbled, unpack_outcome
 
 QUIET_SECONDS = 30.0
-"""Seconds that a worker may be silent if samples have no time limit."""
+"""Seconds of silence after which a worker is pinged, if samples have no time limit."""
 
 
 @attrs.define(eq=False)
@@ -45,7 +45,7 @@ class _Place:
     deaths: int = 0
     """Number of consecutive deaths of the slot's workers, without an answer in between."""
     over: str | None = None
-    """Why no worker is started in this slot any longer; None if workers still are."""
+    """The reason why dead workers of this slot are no longer replaced; None while they are."""
 
 
 class _LostError(Exception):
@@ -59,10 +59,10 @@ class _LostError(Exception):
 class ScoringWorkers:
     """Worker processes that score batches of samples. Each worker runs a reward manager, with the run's reward functions.
 
-    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for the
-    length of the limit is pinged, and killed if it does not answer within the same length of time. When a worker dies, each of its
-    samples is scored again, alone on a worker; if that worker dies too, the sample fails with `crash` or `timeout`. A dead worker is
-    restarted, at most `restarts` times in a row.
+    A batch goes to the worker with the fewest batches. The worker enforces each sample's time limit. A worker that sends nothing for as
+    long as that limit (without a limit, 30 seconds) is pinged, and killed if it does not answer within the same time. When a worker
+    dies, each of its samples is scored again, alone on a worker; if that worker dies too, the sample fails with `crash` or `timeout`. A
+    dead worker is restarted, at most `restarts` times in a row.
 
     Args:
         config: a config whose `workers` is set.

@@ -21,7 +21,7 @@ class TooManyHungError(RuntimeError):
 
 
 class HungCalls:
-    """Counts calls that timed out but still run, up to a limit; shared by threads and event loops."""
+    """Counts calls that timed out but still run. At a limit, no further call is started. Shared by threads and event loops."""
 
     def __init__(self, limit: float = math.inf) -> None:
         self._limit = limit

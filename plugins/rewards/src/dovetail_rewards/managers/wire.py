@@ -22,7 +22,10 @@ class Garbled(ValueError):
 
 
 def arguments_of(sample: Sample, seen: frozenset[str]) -> dict[str, Any]:
-    """Return a sample's arguments of a reward function: those named in `seen`, and `data_source`, which selects the function."""
+    """Return the arguments with which a worker calls a reward function on a sample.
+
+    These are the arguments named in `seen`, and `data_source`, by which the worker selects the function.
+    """
     keep = seen | {"data_source"}
     return {name: value for name, value in sample.arguments().items() if name in keep}
 

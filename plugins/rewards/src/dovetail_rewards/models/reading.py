@@ -33,12 +33,12 @@ class Reader:
     """Turns prompts and responses into a reward model's tokens; thread-safe.
 
     Args:
-        config: the form of the texts; in a `RewardModelConfig` also the handling of long texts.
+        config: the model's config, of which `format`, `chat_template`, `max_length` and, in a `RewardModelConfig`, `overlong` are used.
         tokenizer: the model's own tokenizer.
         limit: the model's token limit; None for no limit.
 
     Raises:
-        ConfigError: the form is a chat, and no chat template exists.
+        ConfigError: `format` is `chat`, and neither the config nor the tokenizer has a chat template.
     """
 
     without_chat = "format=pair for a model that reads two segments"

@@ -166,7 +166,7 @@ def load_tokenizer(config: ScoringModelConfig) -> Any:
 
 
 def longest(model: ScoringModel[Any], tokenizer: Any) -> int | None:
-    """Return the model's token limit, from the model or its tokenizer; None if neither states one."""
+    """Return the smaller of the token limits that the model and its tokenizer state; None if neither states one."""
     limits = [model.max_length, tokenizer.model_max_length]
     return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 

@@ -37,12 +37,12 @@ class StepReader(Reader):
     """Turns prompts and responses into a model's tokens, with the step token after each step; thread-safe.
 
     Args:
-        config: the form of the texts.
+        config: the model's config, with the form of the texts and the step token.
         tokenizer: the model's own tokenizer.
         limit: the model's token limit; None for no limit.
 
     Raises:
-        ConfigError: the form is a chat without a chat template, or the step token's text has no token.
+        ConfigError: `format` is `chat` and there is no chat template, or the step token's text has no token or ends with an unknown one.
     """
 
     without_chat = "format=plain for a model that reads plain text"

@@ -28,7 +28,7 @@ _LIMITS = {
     "disk": ProgramVerdict.DISK_LIMIT,
 }
 _CLOCKS = (signal.SIGXCPU, signal.SIGALRM, signal.SIGPROF, signal.SIGVTALRM)
-"""Signals of timers: of the kernel's CPU limit, and of timers that a program sets itself."""
+"""Timer signals, from the kernel's CPU limit or a program's own timers. A program that they end counts as timed out, not as crashed."""
 
 
 _SEALED = 0x1 | 0x2 | 0x4 | 0x8  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE
@@ -151,7 +151,7 @@ class Sandbox:
 
     @contextmanager
     def _slot(self) -> Iterator[int]:
-        """Reserve the lowest number that no other run uses."""
+        """Reserve a slot (see `Request.slot`) within the block: the lowest index, from 0, that no other run uses."""
         with self._lock:
             slot = heapq.heappop(self._free) if self._free else next(self._slots)
         try:

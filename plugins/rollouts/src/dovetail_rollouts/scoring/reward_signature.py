@@ -14,9 +14,9 @@ Form = Literal["sample", "list", "pair"]
 """The form of a call: one sample, lists over samples, or two responses to compare."""
 
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""The parameters of a reward function; `**kwargs` gets only these."""
+"""The parameters of a reward function that `**kwargs` also gets."""
 FURTHER = ("prompt", "response_ids", "finish_reason", "trajectory")
-"""Further parameters, which a reward function gets only by name."""
+"""Parameters that a reward function gets only if its signature names them, not by `**kwargs`."""
 _SAMPLE = {name: name for name in (*PARAMETERS, *FURTHER)}
 _LIST = {
     **{f"{name}s": name for name in (*PARAMETERS, "prompt", "finish_reason")},
@@ -30,14 +30,14 @@ _PAIR = {
     "solution_b": "solution_str",
 }
 _TABLES: Mapping[Form, Mapping[str, str]] = {"sample": _SAMPLE, "list": _LIST, "pair": _PAIR}
-"""Parameter → key of `Sample.arguments`, for each form."""
+"""For each form of call, the parameters that a function may have, each with the key of `Sample.arguments` that fills it."""
 POSITIONAL_LISTS = "compute_reward"
-"""Name of functions that get responses and ground truths by position, whatever their parameters are called."""
+"""Name of functions that get the lists of responses and ground truths by position, whatever their first two parameters are called."""
 
 
 @attrs.frozen(kw_only=True)
 class Signature:
-    """The form and the parameter names with which a reward function is called."""
+    """The form in which a reward function is called, and the names of the parameters that are passed by position and by keyword."""
 
     form: Form
     positional: tuple[str, ...]
@@ -107,7 +107,7 @@ def _takes_positional_lists(
 
 
 def _all_of(form: Form) -> Iterable[str]:
-    """Return the parameters that `**kwargs` gets."""
+    """Return the names of the parameters that `**kwargs` gets in a form of call."""
     if form == "list":
         return tuple(f"{name}s" for name in PARAMETERS)
     if form == "pair":

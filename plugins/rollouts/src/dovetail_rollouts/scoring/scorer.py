@@ -41,7 +41,7 @@ class Scorer:
         manager: the started reward manager.
         timeout: seconds that one attempt at a sample may run, or at a group if the manager scores groups. Time in the
             queue, and time that the manager marks as waiting (`RunningTime.waiting`), do not count.
-        retries: number of further attempts after a retryable failure; the last attempt counts.
+        retries: maximum number of further attempts while failures are retryable; the outcome is that of the last attempt.
         concurrency: number of samples or groups scored at once, as far as the manager's capacity allows; a manager that
             queues samples itself (`RewardManager.queues`) gets all at once.
         backoff: seconds before the first retry, doubled for each further retry.
@@ -169,7 +169,7 @@ class Scorer:
         }
 
     async def _try(self, samples: Sequence[Sample]) -> list[Outcome]:
-        """Score samples once, and return one valid outcome for each, whatever the manager does."""
+        """Score samples once, and return one valid outcome for each; errors and time-outs of the manager become failures."""
         name = type(self._manager).name
         limit = asyncio.timeout(self._timeout)
         try:

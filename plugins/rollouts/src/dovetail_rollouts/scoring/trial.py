@@ -40,10 +40,10 @@ class TrialSample:
     """One response that `try_rewards` scores, and its outcome."""
 
     prompt: Prompt
-    """The row's prompt, without tokens."""
+    """The row's prompt, not tokenized."""
     response: str
     taken_from: str
-    """The file, column or key that the response comes from."""
+    """Where the response comes from, for messages: the responses file, or the row's column or key."""
     function: str | None = attrs.field(init=False, default=None)
     """The name of the function that scored the response; None if the manager has its own functions."""
     outcome: Outcome = attrs.field(init=False)

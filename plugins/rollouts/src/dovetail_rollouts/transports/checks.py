@@ -19,7 +19,7 @@ Named = tuple[str, Tensor]
 
 @attrs.frozen(eq=False)
 class Bucket:
-    """Consecutive tensors of a weight update, in the manifest's order, with their digests; without digests if `verify` is false."""
+    """Consecutive tensors of a weight update, in the manifest's order, with a digest of each; no digests if the update is not verified."""
 
     tensors: tuple[Named, ...]
     digests: tuple[int, ...]
@@ -31,7 +31,7 @@ class Bucket:
         return cls(tuple(tensors), tuple(digests))
 
     def verify(self, version: int) -> None:
-        """Compute the digests again, on the tensors' current device, and compare them with the sender's.
+        """Compute the digests again, on the tensors' current device, and compare them with the sender's, if there are any.
 
         Raises:
             WeightSyncError: a tensor's bytes differ from those that were sent.
@@ -78,7 +78,10 @@ def matched(manifest: WeightManifest, tensors: Iterable[Named]) -> Iterator[Name
 def bucketed(
     manifest: WeightManifest, tensors: Iterable[Named], *, digest: bool
 ) -> Iterator[Bucket]:
-    """Yield buckets of tensors that were compared with the manifest, each at most as large as the manifest allows, or one larger tensor."""
+    """Compare tensors with the manifest as `matched` does, and yield them in buckets.
+
+    A bucket has at most `manifest.bucket_bytes`, unless it consists of a single larger tensor.
+    """
     gathered: list[Named] = []
     size = 0
     for name, tensor in matched(manifest, tensors):

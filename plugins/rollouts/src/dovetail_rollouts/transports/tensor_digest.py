@@ -128,7 +128,10 @@ def _sums_of_blocks(words: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - what the cache goes by
-    """Return the threads of a process; the process id is an argument since a fork has none of its parent's threads."""
+    """Return the thread pool of this process.
+
+    The process id is the key of the cache: a forked process has none of its parent's threads, and needs a new pool.
+    """
     return ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="digest")
 
 

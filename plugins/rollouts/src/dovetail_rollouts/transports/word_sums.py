@@ -52,7 +52,14 @@ def word_sums(tensors: Sequence[Tensor], keys_B: Tensor) -> Tensor:
 
 
 def _table(spans: Sequence[tuple[int, int]], block_bytes: int) -> np.ndarray:
-    """Return the address, the size in bytes, the position from 1, and the tensor of each of P blocks, int64 [P, 4]."""
+    """Divide tensors into P blocks, and return a row for each, int64 [P, 4].
+
+    A row has the block's address, its size in bytes, its position in its tensor (counted from 1), and the index of the tensor.
+
+    Args:
+        spans: the address and the size in bytes of each tensor.
+        block_bytes: the size of a block; the last block of a tensor may be smaller.
+    """
     address_N = np.array([address for address, _ in spans], dtype=np.int64)
     bytes_N = np.array([size for _, size in spans], dtype=np.int64)
     blocks_N = -(-bytes_N // block_bytes)

@@ -11,7 +11,7 @@ from dovetail.interfaces import KlController, PluginContext
 from dovetail_stages.config import AdaptiveKlConfig
 
 LARGEST_ERROR = 0.2
-"""Largest relative error that one step corrects, in either direction."""
+"""Bound on the relative error kl / target − 1, in either direction, before `AdaptiveKl` uses it."""
 
 
 class FixedKl(KlController):

@@ -16,7 +16,7 @@ from dovetail.interfaces import LocalReduction, Reduction
 EPSILON = 1e-8
 """Number added to the variance in whitening."""
 ROUNDING = 1e-12
-"""Ratio of standard deviation to mean up to which the deviation is the mean's own rounding error."""
+"""If the standard deviation is at most this share of the mean, whitening treats the values as equal: the rest is rounding error."""
 
 
 @attrs.frozen
@@ -37,8 +37,8 @@ def weighted_moments(
 ) -> Moments:
     """Return the mean and variance of values, weighted by how often each counts, in float64.
 
-    Sample advantages weighted by their numbers of tokens have the moments of token advantages. The variance is computed from
-    deviations in a second pass, so that a large mean costs no precision.
+    To get the moments over tokens from one advantage for each sample, weight each sample by its number of tokens. The variance is
+    computed from deviations in a second pass, so that a large mean costs no precision.
 
     Args:
         values_N: [N], any real dtype; values of weight 0 may be anything.

@@ -82,7 +82,8 @@ def loss_denominators(
 def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> float:
     """Return a micro-batch's share of the mini-batch's samples.
 
-    The weights of a mini-batch add up to 1, so `loss_share` metrics add up within a mini-batch and average over several.
+    The shares of a mini-batch's micro-batches add up to 1. With them as weights, `loss_share` metrics merge to the mini-batch's loss, and
+    those of several mini-batches to the mean of the losses.
     """
     return len(micro_batch) / (denominators["samples"] or 1.0)
 

@@ -21,10 +21,10 @@ from dovetail.metrics import Metric
 
 
 class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
-    """The columns that a loss has declared, float32 [T] each.
+    """The columns that a policy loss may read, float32 [T] each: those that its `requires()` names, and those that its `prepare` adds.
 
     Raises:
-        PluginBrokenError: the loss reads a column that it has not declared; names the line that reads it.
+        PluginBrokenError: the loss reads another column; names the line that reads it.
     """
 
     def __init__(

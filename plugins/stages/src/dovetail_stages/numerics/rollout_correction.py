@@ -1,7 +1,7 @@
 """Rollout correction: importance weights and rejection from r = π_train / π_rollout, over packed tokens.
 
-Samples of another policy are weighted by r, or left out if r is far from 1. All functions work without gradient:
-weights change what is sampled, not what is minimised. log r is clamped to ±20 before exp. Masked tokens have no
+Samples of another policy are weighted by r, or left out if r is far from 1. No function passes a gradient: the weights are constants
+in the loss. log r is clamped to ±20 before exp. Masked tokens have no
 influence, whatever they hold. A masked-in token whose log r is not finite gets the weight NaN, which stops the
 update, and passes no criterion. Legend: N samples, T response tokens, packed end to end.
 """
@@ -52,9 +52,9 @@ class Criterion:
     level: Level
     divergence: Divergence
     upper: float
-    """Largest divergence that is kept; for k1 a ratio, compared as log(lower) ≤ k1 ≤ log(upper)."""
+    """Largest divergence that is kept. For k1 a bound on 1 / r = π_rollout / π_train, since log(lower) ≤ k1 ≤ log(upper) is required."""
     lower: float | None = None
-    """Smallest ratio that is kept, for k1 only; None stands for 1 / upper."""
+    """Smallest 1 / r that is kept, for k1 only; None stands for 1 / upper."""
 
     @classmethod
     def named(cls, name: str, *, upper: float, lower: float | None = None) -> Criterion:

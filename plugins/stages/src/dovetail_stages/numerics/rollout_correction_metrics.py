@@ -104,7 +104,7 @@ def weight_metrics(
         ratio_T: float32 [T], before bounds.
         weights_T: float32 [T], as applied.
         keep_T: bool [T], True on the masked-in tokens that keep their loss.
-        lower: the lower bound; None is 1 / upper.
+        lower: the lower bound; None for 1 / upper, or for no bound if `upper` is None too.
         upper: the upper bound; None for no bound.
     """
     valid_T = keep_T & ratio_T.isfinite()

@@ -44,7 +44,7 @@ def group_of_one(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
 
 
 def several_sequences(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Report an error if the agent loop may split a trajectory into several sequences, but the algorithm takes each for a trajectory.
+    """Report an error if the agent loop may split a trajectory into several sequences, but a plugin treats a sequence as a trajectory.
 
     Each sequence is a row of the batch. A trajectory with more sequences would then weigh more, or its sequences without a reward (all
     but the last) would be trained as failures. A plugin that supports trajectories of several sequences declares the capability

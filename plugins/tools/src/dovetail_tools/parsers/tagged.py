@@ -92,7 +92,10 @@ class Tagged(ToolParser):
         return arguments, tag.end()
 
     def _value_end(self, text: str, start: int, following: re.Pattern[str]) -> re.Match[str] | None:
-        """Return the closing tag of a value; tags of parameters inside the value are skipped, and the call must continue after the tag."""
+        """Return the closing tag of a parameter's value that begins at `start`; None if there is none.
+
+        Complete parameters inside the value are skipped. A closing tag counts only if `following` matches right after it.
+        """
         depth = 0
         for tag in re.compile(f"{self.parameter.pattern}|{PARAMETER_END}").finditer(text, start):
             if tag["name"] is not None:

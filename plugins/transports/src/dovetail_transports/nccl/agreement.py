@@ -15,7 +15,7 @@ from dovetail.errors import WeightSyncError
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY = "NCCL_CUMEM_ENABLE"
 _BY_ITSELF = "-2"
-"""NCCL's value of this variable if it is not set: NCCL uses what the driver supports."""
+"""NCCL's default value of `NCCL_CUMEM_ENABLE`: NCCL uses what the driver supports."""
 
 
 def described(backend: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ _BACKLOG = 256
 _PASSWORD_SECONDS = 5.0
 _LONGEST_GREETING = 8192
 _LONGEST_REASON = 1000
-"""Maximum bytes of a reason to call an update off; JSON encodes a byte with at most six."""
+"""Maximum bytes of a reason to call an update off, before JSON encodes it with up to six bytes for each."""
 _MAX_SILENT = 256
 """Maximum number of connections that have not sent the password yet; a further connection closes the oldest."""
 _AGAIN_SECONDS = 0.2
@@ -63,7 +63,7 @@ def listen_at(host: str) -> socket.socket:
 
 
 class TcpSenderRendezvous(SenderRendezvous):
-    """Accepts the receivers' TCP connections for a sender, from the first update on. A thread reads each connection.
+    """Accepts the receivers' TCP connections for a sender, from the first call of `prepare` or `begin` on. A thread reads each connection.
 
     Args:
         host: the address to listen at.

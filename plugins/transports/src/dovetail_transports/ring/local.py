@@ -66,7 +66,12 @@ class LocalTransport(WeightTransport):
             ) from error
 
     def _directory(self, *, several: bool = False) -> RendezvousDirectory:
-        """Join the directory of this machine. `several`: the run has several machines, even if this process does not know its own."""
+        """Join this machine's rendezvous directory.
+
+        Args:
+            several: whether the run is known to have several machines, so that notes go to the run's directory. They also go there
+                if the context names a machine.
+        """
         config, context = self.config, self.context
         root = default_root() if config.directory is None else Path(config.directory)
         key = config.channel or str(Path(context.run_directory or ".").resolve())

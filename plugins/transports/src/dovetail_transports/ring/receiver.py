@@ -117,7 +117,7 @@ class RingReceiver(WeightReceiver):
         )
 
     def _digests(self, coming: _Coming, manifest: WeightManifest, number: int) -> tuple[int, ...]:
-        """Wait for a bucket, and return the digests of its tensors."""
+        """Wait until the sender announces the bucket with index `number`, and return the digests of its tensors."""
         message = coming.next("bucket")
         if message["bucket"] != number:
             raise _broken(manifest, f"bucket {message['bucket']} arrived; expected bucket {number}")
@@ -149,7 +149,7 @@ class RingReceiver(WeightReceiver):
 
 
 class _Coming:
-    """The sender's messages, in order; an abort is raised before messages that wait."""
+    """Receives the sender's messages in order. An abort raises as soon as it is read, even if earlier messages are not handled yet."""
 
     def __init__(self, channel: Channel, manifest: WeightManifest, timeout: float) -> None:
         self.channel = channel

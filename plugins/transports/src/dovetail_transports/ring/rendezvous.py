@@ -27,10 +27,10 @@ class SenderRendezvous(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The address at which receivers connect, for messages."""
+        """The address at which receivers connect, as text."""
 
     def prepare(self, manifest: WeightManifest) -> WeightManifest:
-        """Prepare a manifest as `WeightSender.prepare` does."""
+        """Return the manifest with the data that receivers need to connect, such as the sender's address; by default unchanged."""
         return manifest
 
     def begin(self, manifest: WeightManifest) -> None:
@@ -65,7 +65,7 @@ class ReceiverRendezvous(ABC):
     @property
     @abstractmethod
     def place(self) -> str:
-        """The address at which this side waits for senders, for messages."""
+        """The address at which this side waits for senders, as text for errors."""
 
     @abstractmethod
     def accept(self, manifest: WeightManifest, timeout: float, patience: float) -> Channel:

@@ -26,7 +26,7 @@ _ARRIVAL_SECONDS = 0.002
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 5.0
-"""Seconds to wait, after a failed delivery, until the end of a receiver's process shows."""
+"""Seconds to wait, after a failed delivery, to find out which receiver failed."""
 
 
 class RingSender(WeightSender):
@@ -220,7 +220,7 @@ def gather_receivers(
     Raises:
         CalledOffError: a receiver will not connect.
         ReceiverError: too few receivers connected in time; names those that did.
-        WeightSyncError: the manifest has no number, and the rendezvous needs one.
+        WeightSyncError: the manifest has no number of receivers, and the rendezvous needs it (`SenderRendezvous.counted`).
     """
     if manifest.receivers is None and rendezvous.counted:
         raise WeightSyncError(

@@ -49,7 +49,7 @@ class SenderSlots(ABC):
 
     @abstractmethod
     def slot(self, bucket: int) -> Tensor:
-        """Return the slot for the bucket with this number, uint8 [slot_bytes]."""
+        """Return the slot for the bucket with this index, uint8 [slot_bytes]."""
 
     @abstractmethod
     def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
@@ -62,7 +62,7 @@ class SenderSlots(ABC):
         """Connect to the receivers of the update, which have got their offers and now open the ring."""
 
     def deliver(self, bucket: int, nbytes: int) -> None:
-        """Deliver the first `nbytes` of a bucket to the receivers, which know its number and size, and wait for the end of the transfer.
+        """Deliver the first `nbytes` of a bucket to the receivers, which know its index and size, and wait for the end of the transfer.
 
         Raises:
             DeliveryError: the bucket did not reach all receivers.

@@ -11,8 +11,8 @@ from dovetail_transports.ring.layout import TensorSlot
 from dovetail_transports.ring.slots import SenderSlots
 
 _BYTES_AT_ONCE = 64 << 20
-"""Bytes of an accelerator's tensors from which on they are digested and copied together. Smaller tensors are held until then,
-since a launch for each would take longer than the copy itself."""
+"""Tensors of an accelerator are held until they have this many bytes in all, and are then digested and copied together: a launch for
+each small tensor would take longer than its copy."""
 
 
 @attrs.frozen(eq=False)
@@ -46,7 +46,7 @@ class BucketCopier:
         self._streams: dict[torch.device, torch.Stream] = {}
 
     def start(self, slots: SenderSlots, number: int) -> BucketWriter:
-        """Return a writer for the bucket with this number, whose slot must be free."""
+        """Return a writer for the bucket with index `number`, whose slot must be free."""
         return BucketWriter(self, slots, number)
 
     def stream(self, device: torch.device) -> torch.Stream:

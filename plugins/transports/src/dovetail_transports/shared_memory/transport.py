@@ -53,7 +53,7 @@ class SharedRing:
         self._pinned = False
 
     def slot(self, bucket: int) -> Tensor:
-        """Return the slot for the bucket with this number, uint8 [slot_bytes]."""
+        """Return the slot for the bucket with this index, uint8 [slot_bytes]."""
         if self._octets is None:
             raise WeightSyncError("the weight transport is closed, and its shared memory is freed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)

@@ -52,7 +52,7 @@ class ObjectiveCases(PluginConformance):
         raise NotImplementedError
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Return random model outputs for a mini-batch: numbers [T, …] for every output that the objective names."""
+        """Return random model outputs for a mini-batch: an array [T, …] for every output that the objective names."""
         raise NotImplementedError
 
     def update(
@@ -146,7 +146,7 @@ class ObjectiveConformance(ObjectiveCases):
         return Batch(columns)
 
     def outputs(self, mini_batch: Batch, seed: int) -> dict[str, np.ndarray]:
-        """Return random model outputs for a mini-batch: numbers [T, …] for every output that the objective names."""
+        """Return random model outputs for a mini-batch: an array [T, …] for every output that the objective names."""
         rng = np.random.default_rng([seed, 1])
         tokens = len(mini_batch["response_mask"].values)
         return {

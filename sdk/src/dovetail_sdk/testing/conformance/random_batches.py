@@ -144,7 +144,7 @@ def beside(flags_T: Any, values: Any) -> Any:
 
 
 def _possible(shares: Ragged, log_probs: Ragged) -> Ragged:
-    """Return Σπ² between the minimum and the maximum that the chosen token's probability allows."""
+    """Return a Σπ² that is possible given the chosen token's probability: for share 0 the minimum, for share 1 the maximum."""
     pi_T = np.exp(log_probs.values)
     return shares.with_values(np.square(pi_T) + shares.values * np.square(1 - pi_T))
 

@@ -260,7 +260,7 @@ class RewardManagerConformance(PluginConformance):
         assert not _children() - processes
 
     def _near(self, value: float) -> Any:
-        """Return a value that equals the manager's score, within the tolerance, if its function scores `value`."""
+        """Return a `pytest.approx`, with the suite's tolerance, of the expected score if the reward function returns `value`."""
         return pytest.approx(self.expected(value), rel=0.0, abs=self.tolerance)
 
     def _needs_failures(self) -> None:

@@ -136,7 +136,7 @@ class RolloutCorrectionConformance(PluginConformance):
 
     @pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (4,)])
     def test_nothing_to_correct_is_no_error(self, lengths: tuple[int, ...]) -> None:
-        """No sample, empty ones, and a single one that is fully masked."""
+        """The cases are no sample, one or two empty samples, and a single sample that is fully masked."""
         total = sum(lengths)
         inputs = CorrectionInputs(
             train_log_probs_T=torch.zeros(total),

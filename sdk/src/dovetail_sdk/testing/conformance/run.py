@@ -23,7 +23,7 @@ class RunConformance:
 
         Args:
             steps: the number of steps of the whole run; at most 3.
-            learn_error: an exception that a stage raises once, in the first `learn`, before any weights have changed.
+            learn_error: an exception that a stage raises once, in the first `learn`, before any weights have changed; None for none.
             max_staleness: the maximum staleness that the run's trainer allows, in weight versions.
         """
         raise NotImplementedError

@@ -9,7 +9,7 @@ from dovetail_sdk.testing.scripted_rollout import Script, ScriptedRollout
 
 
 class EchoRollout(ScriptedRollout):
-    """Rollout replica that answers every prompt with the run's seed, the replica's number and the prompt."""
+    """Rollout replica whose response to every prompt is the run's seed, the replica's index and the prompt's token ids."""
 
     name = "EchoRollout"
 

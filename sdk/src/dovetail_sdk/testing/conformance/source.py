@@ -1,4 +1,4 @@
-"""The suite of sources of experience: a run of real parts takes samples from the source, with a table as its policy."""
+"""The suite of sources of experience: a run takes samples from the source, with a table of logits (`TableEngine`) as its policy."""
 
 from __future__ import annotations
 

@@ -214,7 +214,15 @@ class AnswerClient:
         return decode(data, self._kept)
 
     def _kept(self, key: int | str, name: str) -> object:
-        """Return a proxy of an object of the response, or an object that the tests sent; a reply can't refer to any other object."""
+        """Return the object for a placeholder in a reply (see `plain_data.decode`).
+
+        Args:
+            key: the key of an object of the response, an integer; or the module of an object that the tests sent, a string.
+            name: the name of the object's type, or the name of the sent object in its module.
+
+        Raises:
+            KeyError: the tests sent no such object.
+        """
         if isinstance(key, str):
             return self._sent[key, name]
         return AnswerObject(self, int(key), str(name))

@@ -181,8 +181,9 @@ def _module() -> types.ModuleType:
 def run_tests(task: Mapping[str, Any]) -> None:
     """Run the task's `prelude`, then each test in `cases`, and print one line of JSON per test.
 
-    The line of a test that passed has the task's `token` under `held`; otherwise it has `error`, or `fault` if the tests can't run in a
-    separate process. The tests can use those objects of the response that the task's `names` lists.
+    The line of a test that passed has the task's `token` under `held`: a random text, which only this process gets, so that the response
+    can't report a test as passed. Any other line has `error`, or `fault` if the tests can't run in a separate process. The tests can
+    use those objects of the response that the task's `names` lists.
     """
     channel = MessageSocket()
     told = os.dup(1)

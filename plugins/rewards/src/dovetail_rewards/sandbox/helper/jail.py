@@ -89,7 +89,12 @@ def fill_box(size: int, user: int, group: int) -> None:
 
 
 def _bind(path: str, *, devices: bool = False) -> None:
-    """Bind-mount a path of the old root at the same path of the new root, read-only; a symbolic link is recreated."""
+    """Bind-mount a path of the old root at the same path of the new root, read-only; a symbolic link is recreated.
+
+    Args:
+        path: an absolute path.
+        devices: whether device files below the path can be opened.
+    """
     old, new = f"/old{path}", f"/new{path}"
     os.makedirs(os.path.dirname(new), 0o755, exist_ok=True)
     if os.path.islink(old):

@@ -33,7 +33,7 @@ def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
 
 
 def enter_run(procfs: int, disk: int, user: int | None) -> None:
-    """Enter new namespaces for one program, with empty writable folders. The next child is their first process.
+    """Enter new namespaces for one program, with empty writable folders. The next child becomes process 1 of the new PID namespace.
 
     Args:
         procfs: a descriptor of /proc.

@@ -40,7 +40,7 @@ _ARGUMENTS: dict[Any, Callable[[Any], tuple[Any, ...]]] = {
     type(...): lambda _: (),
     type(NotImplemented): lambda _: (),
 }
-"""Type → the constructor's arguments of a value."""
+"""Functions by type, from a value to the arguments with which the type's constructor recreates the value."""
 _CONSTRUCTED = (*_REDUCED, *_ARGUMENTS)
 _TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (*_PAIRS, *_SEQUENCES, *_CONSTRUCTED, bytes, bytearray)

@@ -88,7 +88,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""System calls that are always refused, with their numbers on x86_64 and aarch64. Without `socket`, no isolation level has a network."""
+"""System calls that are always refused: their numbers on x86-64 and arm64, None where the call does not exist. Since `socket` is refused,
+programs have no network at any isolation level."""
 
 ATTRIBUTES: dict[str, tuple[int | None, int | None]] = {
     "chmod": (90, None),
@@ -204,7 +205,10 @@ class _Program(ctypes.Structure):
 def _judgements(
     only_itself: int | None, may_fork: bool
 ) -> Iterable[tuple[str, list[_Instruction]]]:
-    """Yield each system call that an argument allows or refuses: its name, and its BPF instructions, which end with a return."""
+    """Yield the system calls of `JUDGED` that need instructions of their own under these settings.
+
+    Each is yielded as its name and the BPF instructions that decide on a call, by its arguments where necessary, and end with a return.
+    """
     # A filter can't read the flags of clone3, which are behind a pointer. With ENOSYS, libraries fall back to clone.
     yield "clone3", [(_RETURN, 0, 0, _ENOSYS)]
     new = [(_BITS, 0, 1, ANY_NEW), (_RETURN, 0, 0, _EPERM)]

@@ -80,7 +80,10 @@ class _MountAttributes(ctypes.Structure):
 
 
 def seal_mounts(target: str, *, devices: bool = False) -> None:
-    """Make a mount and all mounts below it read-only and without set-uid programs (mount_setattr(2), Linux 5.12)."""
+    """Make a mount and all mounts below it read-only and without set-uid programs (mount_setattr(2), Linux 5.12).
+
+    Device files below the mount can be opened only if `devices` is set.
+    """
     attributes = _MountAttributes(READ_ONLY | NO_SUID | (0 if devices else NO_DEV), 0, 0, 0)
     syscall(
         f"read-only mount of {target}",

@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PREFIX = "dovetail-sandbox-"
 _STARVED = 10
-"""Multiple of the wall-clock limit after which a run is ended that waited for a core; this counts as a failure of the machine."""
+"""A run whose total time, with waiting for a core, exceeds this multiple of its wall-clock limit is ended, as a failure of the machine."""
 MOST_FILES = 10_000
 """Maximum number of files and directories of one run."""
 
@@ -97,7 +97,7 @@ class Watch:
         return found.f_files - found.f_ffree
 
     def _figures(self, pid: int) -> tuple[float, int, float]:
-        """Return a process's CPU seconds, including its dead children's, its memory in bytes, and its seconds of waiting for a core."""
+        """Return a process's CPU seconds with those of its ended children, its resident bytes, and its seconds of waiting for a core."""
         try:
             fields = _read(self._procfs, f"{pid}/stat").rpartition(")")[2].split()
         except OSError:
@@ -250,7 +250,7 @@ def remove(directory: str, top: int, procfs: int) -> None:
 
 
 def _unlinked(name: str, folder: int, procfs: int) -> bool:
-    """Remove a file and return True; make a directory accessible and return False."""
+    """Remove the file `name` and return True; if `name` is a directory, make it accessible and return False."""
     try:
         os.unlink(name, dir_fd=folder)
     except OSError as error:

@@ -29,7 +29,7 @@ class Request(TypedDict):
     """A request to run one program, sent with the descriptors of status socket, stdin, stdout, stderr and payload."""
 
     slot: int
-    """Number of the program's private user id, which no other running program has."""
+    """Index of the run, from 0, among the runs in progress. It selects one of the `confine.SLOTS` private user ids, modulo their number."""
     cpu_s: float
     wall_s: float
     memory: int

@@ -1,4 +1,6 @@
-"""Cases of low-rank adapters: equal to merged weights, replaced, applied to other base weights, refused without harm."""
+"""Cases of low-rank adapters: an adapter acts like merged weights, can be replaced, applies to new base weights, and stays in use if the
+next adapter is refused.
+"""
 
 from __future__ import annotations
 

@@ -67,7 +67,10 @@ class GenerationCases(RolloutSuite):
             )
 
     def test_a_continued_sample_goes_on_as_if_never_cut(self, engine: BaseRollout) -> None:
-        """It holds for engines that draw a token from its stream and offset alone."""
+        """Submit a sample's first 3 tokens as part of the prompt, with the stream's offset 3: the remaining tokens are the same.
+
+        This holds for engines whose random draw of a token depends only on the stream and its offset.
+        """
         self.needs("deterministic")
         self.needs("per_sample_seed")
         whole = self.generate(engine, self.request(0, n=1))["prompt0"][0]

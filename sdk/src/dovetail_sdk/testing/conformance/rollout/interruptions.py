@@ -107,7 +107,7 @@ class InterruptionCases(RolloutSuite):
     def test_requests_that_are_kept_over_an_update_go_on_under_the_new_weights(
         self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
     ) -> None:
-        """Every token is what its version's weights make of all tokens before it: keys and values are computed anew."""
+        """The weights of a token's version give its log-probability from all earlier tokens, whose keys and values are recomputed."""
         models = {self.version_of(fresh): plain}
 
         async def update() -> None:
@@ -132,7 +132,7 @@ class InterruptionCases(RolloutSuite):
     def test_requests_whose_cache_is_kept_over_an_update_go_on_with_the_keys_and_values_of_old_weights(
         self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
     ) -> None:
-        """Those that begin afterwards use none of them, though their prompt is the same."""
+        """A request that begins after the update does not use the old keys and values, although its prompt is the same."""
         self.needs("keeps_cache")
         why = self.make_config().cache_problem()
         if why is not None:

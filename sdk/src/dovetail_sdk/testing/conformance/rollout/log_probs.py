@@ -14,7 +14,8 @@ from dovetail_sdk.testing.conformance.rollout.plain import PlainModel
 from dovetail_sdk.testing.conformance.rollout.suite import LONG, PROMPTS, RolloutSuite
 
 DRAWS = 1000
-"""Number of single tokens drawn for one prompt, from a vocabulary of 300: the estimate's standard deviation is 0.013."""
+"""Number of single tokens drawn for one prompt, from a vocabulary of 300, to estimate the sum of all tokens' probabilities. The
+estimate's standard deviation is 0.013."""
 
 
 class LogProbCases(RolloutSuite):
@@ -53,7 +54,7 @@ class LogProbCases(RolloutSuite):
     def test_log_probs_are_those_of_the_truncated_sampler(
         self, engine: BaseRollout, plain: PlainModel
     ) -> None:
-        """Over the k most likely tokens alone, probabilities sum to 1: each is larger than under the full softmax."""
+        """With `top_k`, the probabilities of the k most likely tokens sum to 1, so each is larger than under the full softmax."""
         self.needs("logprobs")
         for completion in self.generate(engine, self.request(0, n=2, top_k=5, log_probs=True))[
             "prompt0"
@@ -66,9 +67,10 @@ class LogProbCases(RolloutSuite):
         np.testing.assert_allclose(only.log_probs, 0.0, atol=self.tolerance)
 
     def test_tokens_are_drawn_as_likely_as_it_says(self, engine: BaseRollout) -> None:
-        """The probabilities of what was drawn leave over what was not, which those drawn once tell (Good, 1953).
+        """The reported probabilities of the drawn tokens, plus an estimate of the probability of all other tokens, sum to 1.
 
-        An engine that truncates in a way of its own, and does not say so in its log-probabilities, has too little.
+        The estimate is the share of draws whose token was drawn only once (Good, 1953). The sum is below 1 if the engine truncates
+        the distribution and reports log-probabilities of the untruncated distribution.
         """
         self.needs("logprobs")
         request = self.request(0, n=DRAWS, max_new_tokens=1, log_probs=True)

@@ -215,7 +215,7 @@ class RolloutSuite(PluginConformance):
         self.send(engine, manifest, list(tensors.items())[:count])
 
     def request(self, prompt: int, n: int = 4, **sampling: Any) -> RolloutRequest:
-        """Return a request for n samples of prompt number `prompt`, 8 tokens each by default."""
+        """Return a request for n samples of `PROMPTS[prompt]`, 8 tokens each by default."""
         settings = {"max_new_tokens": 8, "ignore_eos": True, **sampling}
         return RolloutRequest(
             request_id=f"prompt{prompt}",
@@ -236,13 +236,16 @@ class RolloutSuite(PluginConformance):
         return {request.request_id: done for request, done in zip(requests, found, strict=True)}
 
     def greedy(self, engine: BaseRollout, prompt: int = 1, **sampling: Any) -> Completion:
-        """Return the greedy response to a prompt, with log-probabilities if the engine returns them."""
+        """Return the greedy response to `PROMPTS[prompt]`, with log-probabilities if the engine returns them."""
         sampling = {"temperature": 0.0, "log_probs": self.claims("logprobs"), **sampling}
         request = self.request(prompt, n=1, **sampling)
         return self.generate(engine, request)[request.request_id][0]
 
     def assert_greedy(self, completion: Completion, prompt: int, model: PlainModel) -> None:
-        """Assert that the completion is the model's greedy response."""
+        """Assert that the completion is the model's greedy response to `PROMPTS[prompt]`.
+
+        With another dtype than float32, tokens whose log-probability is almost the largest are accepted too (see `tolerance`).
+        """
         ids_T = completion.response_ids
         if self.dtype == "float32":
             np.testing.assert_array_equal(ids_T, model.greedy(PROMPTS[prompt], len(ids_T)))
@@ -252,7 +255,7 @@ class RolloutSuite(PluginConformance):
     def assert_likely(
         self, completion: Completion, prompt: int, model: PlainModel, temperature: float = 1.0
     ) -> None:
-        """Assert that the completion's log-probabilities are the model's."""
+        """Assert that the completion's log-probabilities, given `PROMPTS[prompt]`, are the model's within `tolerance`."""
         assert completion.log_probs is not None
         assert completion.log_probs.dtype == np.float32
         expected_T = model.log_probs(PROMPTS[prompt], completion.response_ids, temperature)

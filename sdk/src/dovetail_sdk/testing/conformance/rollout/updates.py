@@ -1,4 +1,4 @@
-"""Cases of new weights: a complete update is used at once, and an engine never generates with a mixture."""
+"""Cases of new weights: a complete update is used at once, and an engine never generates with a mixture of old and new weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class UpdateCases(RolloutSuite):
     def test_a_torn_update_never_leaves_mixed_weights(
         self, fresh: BaseRollout, changed: PlainModel, fault: str
     ) -> None:
-        """The old weights stay in force, or every request is refused until an update has come whole."""
+        """After a failed update the engine keeps the old weights, or refuses every request until a complete update has arrived."""
         before = self.greedy(fresh, 1)
         with pytest.raises(DovetailError):
             self.torn_update(fresh, changed, fault)

@@ -27,9 +27,9 @@ Outcome = Contents | WeightSyncError
 PATIENCE = 60.0
 """Seconds that sender and receivers may wait for each other in tests where all of them connect."""
 TO_COME = 2.0
-"""Seconds that ends wait for each other in tests where one end never connects."""
+"""Seconds that ends wait for each other in tests where some receivers connect, but fewer than the update needs."""
 IN_VAIN = 0.3
-"""Seconds to wait in tests where no other end connects."""
+"""Seconds that an end waits in tests where the other end never answers."""
 
 
 class EndsOfATransport(PluginConformance):

@@ -37,7 +37,7 @@ class BetweenProcesses(EndsOfATransport):
                 assert [end.answer() for end in receiving] == [contents(iter(tensors.items()))] * 2
 
     def test_what_a_killed_run_left_is_not_taken_for_an_update(self) -> None:
-        """The receiver looks before the new run's sender has sent anything."""
+        """The new run's receiver starts to receive before its sender has sent anything, and must not take the killed run's update."""
         self.needs_processes()
         place = self.place()
         with TransportEnd(place, "receiver") as old, TransportEnd(place, "sender") as killed:
@@ -82,7 +82,7 @@ class BetweenProcesses(EndsOfATransport):
         sender.close()
 
     def test_a_receiver_that_is_killed_halfway_is_named_and_the_next_update_arrives(self) -> None:
-        """Its successor takes its place, as after a rollout was started again."""
+        """The next update goes to a new receiver of the same rank, as after a rollout's restart."""
         self.needs_processes()
         self.needs("ends_meet")
         tensors, place = case_tensors(), self.place()

@@ -1,4 +1,4 @@
-"""Tests of transports whose ends run at once: the receivers of an update are counted."""
+"""Tests of transports whose sender waits for as many receivers as the manifest says."""
 
 from __future__ import annotations
 

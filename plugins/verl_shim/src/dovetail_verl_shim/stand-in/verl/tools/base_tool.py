@@ -24,11 +24,11 @@ class BaseTool:
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
-        """Make an instance of the tool for a trajectory."""
+        """Make an instance of the tool for a trajectory, and return the instance's id and a first response."""
         return instance_id or str(uuid.uuid4()), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run a call of the tool."""
+        """Run a call of the tool, and return its response, reward and metrics."""
         return ToolResponse(text=""), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:

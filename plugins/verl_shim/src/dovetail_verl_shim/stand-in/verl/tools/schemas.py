@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class _Open(BaseModel):
-    """A model that keeps keys without a field, since JSON Schema has many keys."""
+    """Base class that keeps keys for which it declares no field, since JSON Schema has many more keys."""
 
     model_config = ConfigDict(extra="allow")
 

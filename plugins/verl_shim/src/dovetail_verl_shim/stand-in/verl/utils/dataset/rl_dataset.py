@@ -1,4 +1,4 @@
-"""RLHFDataset: rows of files. Dovetail tokenises the rows."""
+"""RLHFDataset: reads rows from files without tokenising them, since Dovetail does so."""
 
 from __future__ import annotations
 

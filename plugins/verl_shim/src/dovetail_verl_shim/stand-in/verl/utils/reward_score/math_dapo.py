@@ -21,7 +21,7 @@ _REWRITTEN = (
     (r"\\sqrt([^{\[])", r"\\sqrt{\1}"),
     (r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))", ""),
 )
-"""Patterns of notation that does not change an answer → replacements."""
+"""Pairs of a pattern and its replacement, which remove or unify notation that does not change an answer."""
 
 
 def normalize_final_answer(final_answer: str) -> str:
