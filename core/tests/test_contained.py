@@ -14,6 +14,7 @@ import pytest
 
 from dovetail.errors import ToolError
 from dovetail.interfaces import EpisodeInfo, PluginContext, ToolCall, contained, outcome_of
+from dovetail.interfaces.contained import error_text
 from dovetail.plugins import make_plugin, ref_for
 from dovetail.sections import PluginSection
 from dovetail.workers.loop_thread import LoopThread
@@ -221,3 +222,29 @@ def test_a_process_that_a_tool_forks_ends_and_does_nothing_of_its_parents(tmp_pa
     [child] = tool.function.__globals__["CHILDREN"]
     ended(child)
     assert set(beside.read_text().split()) == {str(os.getpid())}
+
+
+def noted(error: Exception) -> Exception:
+    error.add_note("a note\nof two lines")
+    return error
+
+
+def unreadable() -> SyntaxError:
+    with pytest.raises(SyntaxError) as raised:
+        compile("a b", "function.py", "exec")
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("3 apples"), "ValueError: 3 apples"),
+        (noted(ValueError("3 apples")), "ValueError: 3 apples"),
+        (ValueError("two\nlines"), "ValueError: two\nlines"),
+        (KeyError(), "KeyError"),
+        (unreadable(), "SyntaxError: invalid syntax"),
+        (ValueError("x" * 400), f"ValueError: {'x' * 288}…"),
+    ],
+)
+def test_an_error_is_told_by_its_type_and_message(error: Exception, text: str) -> None:
+    assert error_text(error) == text

@@ -25,7 +25,8 @@ def as_exception(error: BaseException) -> Exception:
 
 def error_text(error: BaseException) -> str:
     """Return an error's type and message, cut to 300 characters; Python's placeholder replaces the message if `str` fails."""
-    text = traceback.format_exception_only(error)[-1].strip()
+    # Lines of code come before it (SyntaxError), and notes after it.
+    text = next(line for line in traceback.format_exception_only(error) if line[0] != " ").strip()
     return text if len(text) <= 300 else f"{text[:300]}…"
 
 

@@ -46,7 +46,7 @@ def main(parent: int) -> None:
                 try:
                     functions = _functions(base64.b64decode(request["setup"]))
                 except BaseException as error:  # noqa: BLE001 - the pool gets it, whatever it is
-                    reply["error"] = traceback.format_exception_only(error)[-1].strip()
+                    reply["error"] = "".join(traceback.format_exception_only(error)).strip()
             else:
                 _seed(request["seed"])
                 outcome = _score(functions, base64.b64decode(request["sample"]), loop)
