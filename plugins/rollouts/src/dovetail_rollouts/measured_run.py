@@ -51,14 +51,14 @@ _NEEDED = (
     "response_length/max",
 )
 _PREDICTED = (
-    "data.train_batch_size",
-    "rollout.n",
-    "rollout.replicas",
-    "rollout.partial_rollout",
-    "rollout.validation",
-    "rollout.weight_check",
-    "rollout.max_restarts",
-    "actor.optim",
+    "data.train_batch_size.",
+    "rollout.n.",
+    "rollout.replicas.",
+    "rollout.partial_rollout.",
+    "rollout.validation.",
+    "rollout.weight_check.",
+    "rollout.max_restarts.",
+    "actor.optim.",
 )
 """Beginnings of config keys that `differences` does not report: the prediction takes them into account, or they change neither response
 lengths nor times."""
@@ -382,7 +382,7 @@ def differences(run: RunConfig, config: RunConfig) -> Iterator[str]:
     )
     before, after = ({name: to_mapping(c)[name] for name in sections} for c in (run, config))
     for key, old, new in _differing("", before, after):
-        if not key.startswith(_PREDICTED):
+        if not f"{key}.".startswith(_PREDICTED):
             yield f"{key} ({old!r} in the run, {new!r} here)"
 
 
