@@ -62,7 +62,8 @@ class EnvironmentRows(DatasetSource):
         if not tasks:
             raise DataError(
                 f"environment {name!r} has no {'held-out ' if part else ''}tasks",
-                hint=f"set rollout.agent_loop.environments.{name}.held_out=0"
+                hint=f"held-out tasks follow the training tasks: set rollout.agent_loop.environments.{name}.tasks to fewer than the "
+                "environment has, or held_out=0"
                 if part
                 else f"check rollout.agent_loop.environments.{name}.tasks, the number of tasks, and the environment's settings",
             )
