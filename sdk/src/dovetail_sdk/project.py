@@ -34,7 +34,7 @@ class Project:
     distribution: str
     plugins: tuple[Declared, ...]
     kinds: tuple[Declared, ...] = ()
-    """Kinds of plugin that the package declares, each with its interface as the target."""
+    """Kinds of plugin that the package declares; the `target` of each is the import path of the kind's interface."""
     package: str
     """The top-level package that holds all plugins; empty for a package without plugins."""
     package_directory: Path

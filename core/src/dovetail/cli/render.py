@@ -60,7 +60,7 @@ def line(
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in aligned columns; the last column is as wide as its text."""
+    """Print rows in columns that are as wide as their longest cell; no cell is cut."""
     lines = [[visible(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(cells[i]) for cells in lines) for i in range(len(headers))]
     for cells in lines:

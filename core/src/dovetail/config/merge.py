@@ -279,7 +279,7 @@ def _by_key(givens: Iterable[Given]) -> dict[Any, list[Given]]:
 
 
 def _always_there(field: Field, default: object) -> bool:
-    """Return whether an absent field is built anyway, for the plugins and required keys inside it."""
+    """Return whether a field that the config leaves out is built nevertheless, because it contains plugins or required keys."""
     inner, optional = without_none(field.type)
     if is_section(inner) and not field.kind:
         return default is not None and not (optional and default is attrs.NOTHING)

@@ -80,7 +80,7 @@ class ConsoleTracker(Tracker):
         """Whether a line has explained the sign ±."""
 
     clock: Callable[[], float]
-    """Function that returns the time in seconds; for a watched run, the time at which the current row was written."""
+    """Function that returns the time in seconds: the present, or in `dovetail watch` the time at which the shown row was written."""
 
     # ── the run's life ──
 

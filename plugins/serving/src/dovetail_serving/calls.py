@@ -120,7 +120,7 @@ class ServerCalls:
                     running.result.set_exception(RolloutError(failure, hint=hint))
 
     async def _abort_there(self, calls: list[_Running]) -> None:
-        """Abort calls: an unsent call ends with no tokens; the server aborts the others when it has received them."""
+        """Abort calls: an unsent call ends without tokens; the others are aborted on the server once it has received them all."""
         unsent = [running for running in calls if running in self._waiting]
         for running in unsent:
             self._waiting.remove(running)

@@ -77,11 +77,11 @@ class Host(ABC):
 
     @abstractmethod
     async def connect(self, frame: Frame) -> Frame:
-        """Create receivers of weights for the transport that the header's `info` describes; the answer holds an `Outcome`."""
+        """Create receivers of weights for the transport that `info` in the frame's header describes; return an `Outcome` in a frame."""
 
     @abstractmethod
     async def load(self, frame: Frame) -> Frame:
-        """Receive, verify and load the weights that the header's `manifest` describes; the answer holds an `Outcome`."""
+        """Receive, verify and load the weights that `manifest` in the frame's header describes; return a frame that holds an `Outcome`."""
 
     async def freeze(self, _: Frame) -> Frame:
         """Pause all calls until `thaw`, keeping their keys and values.
@@ -108,7 +108,7 @@ class Host(ABC):
 
     @abstractmethod
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate again the memory that `sleep` freed and the request's header names by `tags`."""
+        """Allocate again the memory that `sleep` freed, of the kinds that the frame's header lists under `tags`."""
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:

@@ -106,4 +106,4 @@ LIST_FAILURES: dict[str, Callable[[int], Any]] = {
     "too_many": lambda count: [1.0] * (count + 1),
     "one_number": lambda count: 1.0,  # noqa: ARG005
 }
-"""Functions that return a list that is not a valid result, by the name of the failure."""
+"""Invalid results in place of a list of rewards, by the name of the failure, each made from the number of rewards that are expected."""

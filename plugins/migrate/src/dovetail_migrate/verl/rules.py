@@ -119,7 +119,7 @@ def on(value: Any) -> bool | None:
 
 
 def as_list(value: Any) -> Any:
-    """Convert verl's value of a setting that names files: one path becomes a string, several become a list of strings.
+    """Convert verl's value of a setting that names files to a string if it is one path, and to a list of strings if there are several.
 
     Args:
         value: a path, a list of paths, or such a list as text: `[a, b]`.

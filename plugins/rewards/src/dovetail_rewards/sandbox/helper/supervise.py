@@ -20,9 +20,9 @@ class Supervisor:
     """Runs one program in a separate process: starts the program, enforces its limits, kills what it leaves, and reports its end.
 
     Args:
-        setup: the helper's set-up.
+        setup: the confinement that every program of the helper gets.
         request: the request to run the program.
-        descriptors: the descriptors of the status socket, stdin, stdout, stderr and the payload.
+        descriptors: the descriptors of the status socket, stdin, stdout, stderr and the payload (the program and its files).
         procfs: a descriptor of /proc.
         readable: the paths that programs may read.
         user: the program's private user id; None if the helper is not root.
