@@ -186,7 +186,9 @@ def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
 def _figures(
     prompts: _Prompts, n: int, rng: np.random.Generator
 ) -> dict[str, Float64[np.ndarray, "P"]]:
-    """Return each metric's value for every prompt: mean@n, acc@n, and best, pass and majority of k ≤ n samples; `rng` draws those of majority@k."""
+    """Return each metric's value for every prompt: mean@n, acc@n, and best, pass and majority of k ≤ n samples, which `rng` draws for the
+    majority.
+    """
     ks = powers_up_to(n)
     sizes_P = prompts.sizes_P
     figures = {f"mean@{n}": prompts.scores_PM.sum(1) / sizes_P}
