@@ -28,7 +28,7 @@ HOOKS_API = "1.4"
 """Version of the hooks; within 1.x, arguments and hooks may be added but not removed."""
 
 _SKIP_VARIABLE = "DOVETAIL_SKIP_OBSERVERS"
-"""Environment variable: entry points of installed observers that are not loaded, separated by commas."""
+"""Environment variable with the names of observers' entry points that are not loaded, separated by commas."""
 _PROJECT = "dovetail"
 
 hookimpl = pluggy.HookimplMarker(_PROJECT)
@@ -77,6 +77,8 @@ class Observers:
 
     def add(self, observer: object, name: str | None = None) -> str:
         """Add an observer, and return the name under which its failures are reported.
+
+        This is `name`, by default the observer's class, with a number appended if another observer has the same name.
 
         Raises:
             PluginBrokenError: the observer implements no hook, an unknown hook, or a hook with an unknown argument.

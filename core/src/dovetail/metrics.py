@@ -40,7 +40,7 @@ class Mean:
 
 @attrs.frozen
 class Sum:
-    """A total."""
+    """The sum of the merged values, such as a count of events."""
 
     value: float
 
@@ -50,7 +50,7 @@ class Sum:
 
 @attrs.frozen
 class Max:
-    """A maximum."""
+    """The largest of the merged values."""
 
     value: float
 
@@ -60,7 +60,7 @@ class Max:
 
 @attrs.frozen
 class Min:
-    """A minimum."""
+    """The smallest of the merged values."""
 
     value: float
 
@@ -70,7 +70,7 @@ class Min:
 
 @attrs.frozen
 class Last:
-    """The latest value, such as a learning rate or a norm; equal on every rank."""
+    """The latest value, such as a learning rate or a norm. Merging keeps the other value, so ranks must have equal values."""
 
     value: float
 

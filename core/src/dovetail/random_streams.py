@@ -1,4 +1,4 @@
-"""Random streams: every draw of a run has a seed named after its purpose, so that no result depends on batching or order."""
+"""Random streams: the seed of a draw is derived from the run's seed and a name for its purpose, so that batching and order don't matter."""
 
 from __future__ import annotations
 

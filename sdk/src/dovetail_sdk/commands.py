@@ -175,7 +175,7 @@ def _chosen(
 
 
 def _ship(report: dict[str, Any]) -> None:
-    """Write a report into the plugin's package."""
+    """Write a report to a file in the plugin's installed package, so that the package is shipped with its report."""
     package = report["plugin"]["target"].split(":")[0].split(".")[0]
     place = package_directories(package)[0] / FILE_NAME
     write_report(place, report)

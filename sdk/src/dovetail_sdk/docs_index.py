@@ -32,7 +32,7 @@ _NEEDS = {
     "baseline_scores": "greedy response",
     "reward_components": "reward with components",
 }
-"""Columns that need a further model or response, each with the text for that need."""
+"""Columns whose computation needs a further model or response, or a special reward; each with the text in the column `needs` of tables."""
 
 Plugins = Mapping[tuple[str, str], PluginManifest]
 

@@ -246,7 +246,7 @@ def _capabilities(capabilities: Mapping[str, str]) -> Iterator[str]:
 
 
 def _types(module: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield the parameter and result types that are declared beside the interface."""
+    """Yield the Markdown sections on the types with these names, which an interface's module declares for parameters and results."""
     if names:
         yield "## Types"
     for name in names:

@@ -39,7 +39,7 @@ def markdown(docstring: str | None) -> str:
 
 
 def bare(member: object) -> Any:
-    """Return the function that a class method, static method or property wraps."""
+    """Return the function that a class method, static method or property wraps; any other member unchanged."""
     return getattr(member, "__func__", getattr(member, "fget", member))
 
 

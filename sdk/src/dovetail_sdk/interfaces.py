@@ -170,7 +170,11 @@ def _grew_only(was: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
 
 
 def _parsed(declared: str) -> tuple[tuple[str, str], dict[str, tuple[str, str]]]:
-    """Parse a declaration into kind, positional parameters and result, and the keyword-only parameters with defaults.
+    """Divide a method's declaration into what callers rely on and the keyword-only parameters, which may be added later.
+
+    Returns:
+        A pair of the prefix, such as `async `, and the signature without keyword-only parameters, as source text; and, for each
+        keyword-only parameter by name, its declaration and its default, as source text ("" without a default).
 
     Raises:
         SyntaxError, AttributeError: the declaration is not of a method.

@@ -287,7 +287,7 @@ def _default_config(config: type[PluginSection], declared: Declared) -> PluginSe
 def _columns(
     cls: type[Plugin], method: Literal["requires", "provides"], default: PluginSection | None
 ) -> list[str] | None:
-    """Return the columns of `requires` or `provides` for the default config, [] for a plugin that declares no columns.
+    """Return the columns that the plugin requires or provides (`method`) with its default config; [] if it declares no columns.
 
     None if there is no default config, or for a stage, whose columns depend on the plan.
     """
@@ -306,7 +306,7 @@ def _columns(
 
 
 def _clashes(plugins: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a complaint for each name or alias that selects two plugins of one kind."""
+    """Return an error message for each name or alias that two plugins of one kind share."""
     owners: dict[tuple[str, str], str] = {}
     complaints = []
     for plugin in plugins:

@@ -16,7 +16,7 @@ from dovetail.plugins.kinds import EXTENSION_GROUPS, GROUP_PREFIX, KINDS_GROUP
 
 @attrs.frozen(kw_only=True)
 class Declared:
-    """One entry point that declares a plugin."""
+    """One entry point, `name = target`, that declares a plugin of `kind`, or a kind of plugin. The target has the form `module:Class`."""
 
     kind: str
     name: str
@@ -135,7 +135,16 @@ def _plugins(
 
 
 def _declared(kind: str, entries: Mapping[str, str], file: Path) -> tuple[Declared, ...]:
-    """Return the entry points of one group."""
+    """Return the entry points of one kind, sorted by name.
+
+    Args:
+        kind: the kind of plugin.
+        entries: the targets by name.
+        file: the pyproject.toml, for errors.
+
+    Raises:
+        PluginError: a target is not of the form module:Class.
+    """
     found = [Declared(kind=kind, name=name, target=entries[name]) for name in sorted(entries)]
     for plugin in found:
         if ":" not in plugin.target:

@@ -69,7 +69,7 @@ class Batch:
         return name in self._columns
 
     def __getitem__(self, name: str) -> Any:
-        """The column of this name: an array, a Ragged or a list.
+        """Return the column of this name: an array, a Ragged or a list.
 
         Raises:
             ColumnError: there is no such column; the error names the nearest.
@@ -106,11 +106,11 @@ class Batch:
         return Batch(kept, length=self._length)
 
     def with_columns(self, columns: Mapping[str, Values]) -> Batch:
-        """Return a copy with these columns added; existing columns of the same names are replaced."""
+        """Return a new batch with these columns besides the existing ones; existing columns of the same names are replaced."""
         return Batch({**self._columns, **columns}, length=self._length)
 
     def require(self, names: Iterable[str], who: str) -> None:
-        """Check that the batch has these columns, which `who` (a name for the error) needs.
+        """Check that the batch has these columns. In the error, `who` is the name of the stage or plugin that needs them.
 
         Raises:
             ColumnError: columns are missing; the error also names the existing columns.

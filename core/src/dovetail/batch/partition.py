@@ -15,8 +15,8 @@ from dovetail.batch.ragged import Ragged
 from dovetail.errors import ColumnError
 
 DIFFERENCED = 1024
-"""Maximum number of units for the largest differencing method. With more units, the heaviest are first assigned to the lightest parts,
-one by one."""
+"""Number of units that `balanced_partition` divides by the largest differencing method, or 2 K if that is more. Units beyond this number,
+the heaviest ones, are assigned before: one after another, each to the part that is lightest so far."""
 
 
 def token_counts(batch: Batch) -> np.ndarray:
@@ -42,9 +42,9 @@ def balanced_partition(
 ) -> list[np.ndarray]:
     """Divide samples into parts of nearly equal weight, deterministically.
 
-    A unit (samples that stay together) is never divided. Uses the largest differencing method (Karmarkar and Karp, 1982); beyond 1,024
-    units, the heaviest units are distributed first. The heaviest and the lightest part differ by at most the heaviest unit. A part is empty
-    only if there are fewer units than parts.
+    A unit (samples that stay together) is never divided. Uses the largest differencing method (Karmarkar and Karp, 1982). If there
+    are more than 1,024 units (or 2 K, if that is more), the heaviest units in excess are first given to the lightest part, one by one.
+    The heaviest and the lightest part differ by at most the heaviest unit. A part is empty only if there are fewer units than parts.
 
     Args:
         weights_N: weights of the samples [N], ≥ 0, such as token counts.
@@ -85,7 +85,9 @@ def _units(weights_N: object, units_N: object) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _distinct(weights_U: np.ndarray) -> list[float]:
-    """Add the same small amount to every weight, so that ties are broken in favour of parts with equal numbers of units."""
+    """Return the weights of the units as floats, each raised by the same small amount, so that parts of equal weight get similar
+    numbers of units, also if weights are 0.
+    """
     positive = weights_U[weights_U > 0]
     smallest = min(1.0, positive.min()) if len(positive) else 1.0
     return (weights_U + smallest / (len(weights_U) + 1)).tolist()

@@ -14,7 +14,7 @@ import numpy as np
 from dovetail.errors import ColumnError
 
 PLAIN_KINDS = "biuf"
-"""NumPy's kinds of dtype that a column may have: bool, integers, floats."""
+"""Values of `dtype.kind` that a column may have, one character each: bool, signed and unsigned integer, float."""
 
 
 class Ragged:
@@ -98,7 +98,7 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """Row `row` as a view; negative numbers count from the end."""
+        """Return row `row` as a view; a negative index counts from the end."""
         count = len(self)
         if not -count <= row < count:
             raise IndexError(f"row {row} is out of range for a ragged column with {count} rows")
@@ -129,7 +129,7 @@ class Ragged:
 
     @property
     def total(self) -> int:
-        """T: values in all rows together."""
+        """T: the number of values in all rows together."""
         return int(self.offsets[-1])
 
     @property
@@ -139,17 +139,17 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values."""
+        """Size of the values in bytes."""
         return self.total * math.prod(self.inner) * self.dtype.itemsize
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [N]: values in each row."""
+        """int64 [N]: the number of values in each row."""
         return np.diff(self.offsets)
 
     @property
     def row_index(self) -> np.ndarray:
-        """int64 [T]: the row of each value."""
+        """int64 [T]: the index of the row that contains each value."""
         return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
 
     def sum(self) -> np.ndarray:
@@ -223,7 +223,7 @@ class Ragged:
 
 
 def plain_array(values: object, what: str) -> np.ndarray:
-    """Check that `values` is an array [N, …] of bool, integer or float, and return the array.
+    """Check that `values` is an array [N, …] of bool, integer or float, and return the array. `what` names the values in the error.
 
     Raises:
         ColumnError: `values` is not such an array.
@@ -244,7 +244,7 @@ def plain_array(values: object, what: str) -> np.ndarray:
 
 
 def normal_indices(indices: object, count: int) -> np.ndarray:
-    """Convert integers [M] or a bool mask [count] to int64 indices [M], each at least 0 and below `count`.
+    """Convert integers [M], negative ones counting from the end, or a bool mask [count] to int64 indices [M] from 0 to count − 1.
 
     Raises:
         ColumnError: an index is out of range, or a mask has the wrong length.
@@ -268,7 +268,7 @@ def normal_indices(indices: object, count: int) -> np.ndarray:
 
 
 def contiguous_run(index_M: np.ndarray) -> tuple[int, int] | None:
-    """Return (start, stop) if the indices rise by 1 each, else None."""
+    """Return (start, stop) if the indices are start, start + 1, …, stop − 1; None if they are not, or if there is no index."""
     if index_M.size and np.array_equal(
         index_M, np.arange(index_M[0], index_M[0] + index_M.size, dtype=np.int64)
     ):
@@ -296,7 +296,7 @@ def _row_array(row: Any, number: int, dtype: Any) -> np.ndarray:
 
 
 def _of_one_shape(arrays: list[np.ndarray], inner: tuple[int, ...] | None) -> list[np.ndarray]:
-    """Return the rows, with empty rows reshaped to the inner shape of the others."""
+    """Check that the values of all rows have one shape, `inner` if it is given; return the rows, with empty ones reshaped to fit."""
     shape = inner
     for number, array in enumerate(arrays):
         if len(array):
@@ -333,5 +333,5 @@ def _checked_offsets(offsets: object, total: int) -> np.ndarray:
 
 
 def kinds(found: Iterable[tuple[np.dtype[Any], tuple[int, ...]]]) -> str:
-    """Return pairs of a dtype and the shape of one value as text, such as `float32[3], int64`."""
+    """Describe the values of several columns, each given as (dtype, shape of one value), as text such as `float32[3], int64`."""
     return ", ".join(sorted(f"{dtype}{list(shape) if shape else ''}" for dtype, shape in found))

@@ -1,6 +1,6 @@
 """RaggedRows: rows selected from other columns, local or in a store, gathered when their values are read.
 
-Selecting, reordering and joining such columns changes only where each row is found, and copies no values.
+Selecting, reordering and joining rows only computes the positions of the rows in those other columns, and copies no values.
 Legend: N rows, T values in all rows together.
 """
 
@@ -125,7 +125,7 @@ class RaggedRows(Ragged):
         return joined._tidied()
 
     def __getattr__(self, name: str) -> Any:
-        """The values, gathered on first access; later accesses bypass this method."""
+        """Gather and keep the attribute `values` on its first access. Python calls this method only for attributes that are not set."""
         if name != "values":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self.values = self._gathered()
@@ -230,13 +230,13 @@ class RaggedRows(Ragged):
         return values
 
     def _copied(self, pieces: list[np.ndarray]) -> np.ndarray:
-        """Concatenate contiguous stretches of values; a single stretch is returned as a view."""
+        """Return the values of all runs, end to end: a view if there is one run, else a copy. `pieces` has the values of each run."""
         if not pieces:
             return np.empty((0, *self._inner), self._dtype)
         return pieces[0].view() if len(pieces) == 1 else np.concatenate(pieces, dtype=self._dtype)
 
     def _picked(self, source_R: np.ndarray, start_R: np.ndarray, stop_R: np.ndarray) -> np.ndarray:
-        """Gather value by value, which is faster if contiguous stretches are short."""
+        """Return a copy of the values of all R runs, gathered by index, which is faster if runs are short. Arguments: see `runs`."""
         lengths_R = stop_R - start_R
         before_R = offsets_of(lengths_R)[:-1]
         at_T = np.arange(self.total) + np.repeat(start_R - before_R, lengths_R)
@@ -254,7 +254,7 @@ class RaggedRows(Ragged):
         """Find the R runs of rows that are contiguous in one source; rows without values are skipped.
 
         Returns:
-            For each run, int64 [R] each: the index of its source, and the indices in the source of its first value and after its last.
+            Three arrays, int64 [R]: for each run the index of its source, and (start, stop) of its values within the source.
         """
         filled = np.flatnonzero(self.lengths)
         source_F, start_F = self.source_N[filled], self.start_N[filled]

@@ -28,7 +28,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def is_held(directory: Path) -> bool:
-    """Return whether a living process holds the directory's lock; also true if the directory does not exist any more."""
+    """Return whether a living process holds the directory's lock. Also true if the directory is gone: there is nothing to remove then."""
     try:
         handle = os.open(directory, os.O_RDONLY)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def readable(count: int) -> str:
 
 
 def write_whole(directory: Path, write: Callable[[Path], None]) -> None:
-    """Write a directory with the function `write`, under a temporary name; then rename it, replacing an existing `directory`.
+    """Call `write` with a temporary directory to fill, then rename this to `directory`, replacing an existing one.
 
     Raises:
         CheckpointError: a file exists at the directory's path.

@@ -41,7 +41,7 @@ class CheckpointManifest:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of the files in bytes."""
         return sum(entry.size for entry in self.files.values())
 
     @classmethod

@@ -107,7 +107,10 @@ def read_states(directory: Path, states: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object, path: tuple[str | int, ...], kept: dict[str, Any]) -> Any:
-    """Return a value as JSON; NumPy arrays and scalars go into `kept`, by path. `path` begins with the plugin's name."""
+    """Return a value as a JSON value, with a description in place of each NumPy array and scalar.
+
+    The arrays and scalars are added to `kept`, by their path in JSON. `path`, the path of the value, begins with the plugin's name.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, np.generic) or type(value) is np.ndarray:  # np.float64 is a float too

@@ -52,7 +52,8 @@ class CheckpointStore:
     def recover(self) -> None:
         """Restore order after a process was killed while it saved.
 
-        Partial checkpoints are removed. One that was moved away but not yet replaced is restored; `latest` and `best` are corrected.
+        Partial checkpoints are removed. A finished checkpoint that was moved away for a new one of the same step, which was then not saved,
+        is moved back. `latest` and `best` are corrected.
 
         Raises:
             CheckpointError: the folder can't be written.
@@ -375,7 +376,7 @@ class CheckpointStore:
 
 
 def _size(checkpoint: Path) -> int:
-    """Return the total bytes of a checkpoint's files."""
+    """Return the total size of a checkpoint's files in bytes."""
     return sum(path.stat().st_size for path in checkpoint.rglob("*") if path.is_file())
 
 

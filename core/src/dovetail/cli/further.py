@@ -1,4 +1,4 @@
-"""Commands of packages, found by entry points: listed from their source without import, and imported when used."""
+"""Commands that packages add by entry points. Their descriptions in lists are read from source; a command is imported when used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.errors import PluginBrokenError, PluginConflictError, nearest
 
 
 class ExtensibleGroup(click.Group):
-    """A command group with commands of its own and commands that packages add by entry points. Each is imported when used.
+    """A command group with commands of its own and commands that packages add by entry points. A command is imported when used.
 
     Args:
         group: the entry-point group in which packages declare commands.
@@ -124,7 +124,10 @@ def fail_unknown(ctx: click.Context, name: str, known: Collection[str]) -> NoRet
 
 
 def described(further: Mapping[str, Sequence[tuple[EntryPoint, str]]]) -> list[tuple[str, str]]:
-    """Return, for each command, its name and its description; the description names the command's package."""
+    """Return (name, description) of each command, for `--help`. The description ends with the packages that add the command.
+
+    `further` maps a command's name to its entry points, as `further_commands` returns them.
+    """
     found = []
     for name, claims in sorted(further.items()):
         owners = f"From {' and '.join(owner for _, owner in claims)}."

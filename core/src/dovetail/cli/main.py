@@ -61,7 +61,7 @@ _LOST_PEERS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 """Class names of torch.distributed's errors for a lost peer: names, so that torch need not be imported."""
 
 EXTENSION_GROUP = "dovetail.cli"
-"""Entry-point group of further commands; an entry point's name is the command's name."""
+"""Entry-point group in which packages add commands to `dovetail`; an entry point's name is the command's name."""
 TRACEBACK_VARIABLE = "DOVETAIL_TRACEBACK"
 """Environment variable that, set to 1, shows an error's traceback."""
 
@@ -143,7 +143,7 @@ def _traceback_wanted() -> bool:
 def _print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print the traceback of an unexpected error, escaped: its message may contain a model's text."""
+    """Print the traceback of an unexpected error, with control characters made visible: its message may contain a model's text."""
     render.line("".join(traceback.format_exception(kind, error, trace)), err=True, nl=False)
 
 

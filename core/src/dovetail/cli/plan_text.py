@@ -62,7 +62,7 @@ def render_plan(made: Plan) -> None:
 
 
 def _parts(made: Plan) -> Iterator[tuple[str, PlannedPart | PlannedStage]]:
-    """Yield everything that a step does, in order, each with its phase."""
+    """Yield (phase, part) of everything that a step does, in order: `collect`, then the phases of the stages, then `publish`."""
     yield from (("collect", part) for part in made.collection)
     yield from ((stage.phase, stage) for stage in made.stages)
     if made.publication is not None:

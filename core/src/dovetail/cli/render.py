@@ -115,7 +115,10 @@ def config_arguments(
 def complete(
     context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Return shell completions: for a command's first argument, files; for later ones, `key=` for each key of the config so named."""
+    """Return shell completions: files for a command's first argument; for later ones `key=` for each key of that config.
+
+    Only keys that begin with `begun`, the text typed so far, are returned.
+    """
     arguments = context.params.get("arguments") or ()
     if not arguments:
         return [CompletionItem(begun, type="file")]

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 SUPERVISED = "DOVETAIL_SUPERVISED"
-"""Environment variable of a supervised run's process: the run directory that the supervisor watches."""
+"""Environment variable that the supervisor sets in the process of the run: the path of the run directory."""
 CAUSE = "DOVETAIL_SUPERVISED_CAUSE"
-"""Environment variable of a supervised run's process: the file into which the process writes why it fails."""
+"""Environment variable that the supervisor sets in the process of the run: the path of a file for the message of the run's error."""
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Advice on keys and values that a config can't have: misplaced ones, and those of other training systems, known to installed packages."""
+"""Advice on unknown keys and invalid values: what to write instead. Packages add advice, as on other training systems' keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MISPLACED_PRESETS = (("preset",), ("preset", "name"), ("algorithm", "name"))
 
 
 def key_advice(path: KeyPath, value: object) -> str | None:
-    """Return advice on an unknown key with this value; None if there is none.
+    """Return advice on an unknown key with this value; None if no advice is known.
 
     Packages contribute advice, such as the equivalent of another training system's key, by entry points of `dovetail.key_advice`. An entry
     point is a function of the key's path and the value's text.

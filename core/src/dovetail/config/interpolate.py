@@ -36,7 +36,7 @@ class Interpolator:
     """Values that contain an environment variable: key path → (the text in the config, the resolved value)."""
 
     def __call__(self, value: str, path: KeyPath) -> Any:
-        """The value of a string at a key path, with `${…}` resolved.
+        """Return what a string at a key path resolves to: a text, or a value of another type if the string is a single `${…}`.
 
         Raises:
             ValueError: a key or environment variable does not exist, references form a cycle, or the syntax is bad.
@@ -115,7 +115,10 @@ def _holds(node: Any, key: str | int) -> bool:
 
 
 def _resolvable(value: object) -> Any:
-    """Return a merged value as OmegaConf can load it: with defaults, and with each `${` escaped that is no reference, as in patterns."""
+    """Return a merged value in a form that OmegaConf can load.
+
+    Defaults are filled in. Strings in which `${` is not OmegaConf's syntax, such as regular expressions, are escaped.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
 

@@ -279,9 +279,9 @@ def raise_problems(
 
 
 def _origin(config: RunConfig, origins: Mapping[KeyPath, str], path: KeyPath) -> str:
-    """Return the layer that gave a value, or else the closest list or mapping around the value, up to the section that holds it.
+    """Return the layer that gave a value, or else the layer that gave the closest list or mapping around it, within its section.
 
-    The search ends at this section, since a layer that gives a list of sections does not give every key of each section.
+    The search goes no further than the section, since a layer that gives a list of sections does not give every key of each section.
     """
     value: Any = config
     section = 0

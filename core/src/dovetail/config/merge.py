@@ -159,7 +159,10 @@ class Merger:
         return merged
 
     def _spelt_out(self, given: Given, base: type, path: KeyPath) -> Given | None:
-        """Expand a bare string to `{name: …}`, and resolve `${…}` in the keys that select a plugin."""
+        """Return a layer's section with a bare string expanded to `{name: …}`, and `${…}` resolved in the keys that select a plugin.
+
+        None, with a problem recorded, if the value is neither a string nor a mapping.
+        """
         value = {"name": given.value} if isinstance(given.value, str) else given.value
         if not is_mapping(value):
             self._problem(given, path, f"expected a plugin's name or {describe(base)}")
@@ -191,7 +194,7 @@ class Merger:
         ]
 
     def _is_absent_default(self, kind: str, slot: Sequence[Given]) -> bool:
-        """Return whether a list's entry comes only from the default and its plugin is not installed."""
+        """Return whether no layer gives this entry of a list of plugins, only the field's default, and the plugin is not installed."""
         if any(given.layer is not _DEFAULTS for given in slot):
             return False
         try:
@@ -228,7 +231,8 @@ class Merger:
     def _kept(self, given: Given, path: KeyPath, field: Field) -> Any:
         """Return one layer's value with `${…}` resolved, without merging; ABSENT, with a problem recorded, if the value is bad.
 
-        If the field keeps text as written (`Field.verbatim`), a value that YAML parsed as a number, say, is the override's unparsed text.
+        If the field keeps text as written (`Field.verbatim`), and YAML parsed an override's value as a number or boolean, the unparsed
+        text is the value.
         """
         raw = given.layer.raw.get(path)
         text = field.verbatim and without_none(field.type)[0] is str
@@ -249,7 +253,7 @@ class Merger:
         return ready.value
 
     def _ready(self, given: Given, path: KeyPath, field: Field | None) -> Given | None:
-        """Resolve the value's `${…}`; None, with a problem recorded, if that fails."""
+        """Return a layer's value with its `${…}` resolved; None, with a problem recorded, if that fails or the value is not YAML."""
         value = given.value
         if isinstance(value, NotYaml):
             text = f"not YAML: {value.reason}"

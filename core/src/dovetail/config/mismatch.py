@@ -80,7 +80,7 @@ def _choices(tp: object) -> list[str]:
 
 
 def _unquoted(value: str, members: set[Any]) -> str | None:
-    """Return advice for a quoted number or boolean; None if the text is neither."""
+    """Return advice to remove the quotes if the text, unquoted, has one of the allowed types (`members`); else None."""
     try:
         bare, _ = parse(value)
     except YamlTextError:

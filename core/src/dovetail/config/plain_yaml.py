@@ -52,7 +52,7 @@ _HINTS = (
     ("could not find expected ':'", "line %d has no `:`; write `key: value`"),
     ("unacceptable character", "remove the character"),
 )  # fmt: skip
-"""Pairs of a text that PyYAML's message contains, and the fix for such an error; %d is the line where the wrong part begins."""
+"""Pairs (text, fix): the fix of an error whose message by PyYAML contains the text. %d stands for the line where the wrong part begins."""
 
 
 class YamlTextError(ValueError):
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]
         self._depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node:
-        """Compose the next node, unless it is nested too deep: PyYAML's scanner would need minutes."""
+        """Compose the next node; raise a YamlTextError if it is nested too deep, since PyYAML would need minutes to scan such a text."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise _too_deep(self.peek_event().start_mark.line + 1)

@@ -156,7 +156,7 @@ def _select(
 
 
 def _plugin_of(selectors: _Selectors) -> tuple[str, ...]:
-    """Return the key that identifies the plugin: a name without its distribution (`name@distribution`), or path and attribute."""
+    """Return what identifies the plugin: its name, without the distribution of `name@distribution`, or the values of path and attribute."""
     if "path" not in selectors:
         return (selectors["name"][0].partition("@")[0],) if "name" in selectors else ()
     return (selectors["path"][0], selectors.get("attribute", ("",))[0])

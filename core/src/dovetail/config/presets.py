@@ -163,7 +163,7 @@ def _gives(layers: Sequence[ConfigLayer], path: KeyPath) -> bool:
 
 
 def _names(choice: Any) -> bool:
-    """Return whether a layer's `algorithm.preset` names the preset, not only keys of its config."""
+    """Return whether a layer's value of `algorithm.preset` selects a preset, and does not only set keys of the preset's config."""
     if is_mapping(choice):
         return any(choice.get(selector) is not None for selector in SELECTORS)
     return isinstance(choice, str)

@@ -28,7 +28,7 @@ class ConfigProblem:
     origin: str | None = None
     """The layer that gave the value."""
     touches: tuple[KeyPath, ...] = ()
-    """Paths of further keys that are involved."""
+    """Paths of the other keys that `path` contradicts, such as those of sizes that do not fit each other."""
 
     def __str__(self) -> str:
         if not self.path:

@@ -27,13 +27,13 @@ class Field:
     kind: str | None
     """Plugin kind, if the field holds one or more plugin sections; else None."""
     plugin_default: str | None
-    """Name of the plugin that an absent section selects."""
+    """Name of the plugin that is selected if no layer selects one. For a list of plugins: the names, separated by spaces."""
     collection: str | None
     """`list` or `dict` if the field holds several plugin sections; else None."""
     verbatim: bool
     """Whether the field's strings are kept as written, without resolving `${…}`."""
     one_or_many: bool
-    """Whether a bare string stands for a list of one."""
+    """Whether a config may give a list of one string as the string alone."""
 
     @property
     def required(self) -> bool:

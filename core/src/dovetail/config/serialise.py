@@ -54,7 +54,7 @@ def dump_yaml(
 
 
 def _holds(mapping: object, value: object) -> bool:
-    """Return whether `mapping`, a value in the config, equals `value`; at any level it may have further keys, which hold defaults."""
+    """Return whether `mapping`, a value in the config, equals `value`. At any level, `mapping` may have further keys, with any values."""
     if isinstance(mapping, dict) and isinstance(value, dict):
         return all(key in mapping and _holds(mapping[key], value[key]) for key in value)
     return mapping == value

@@ -180,7 +180,7 @@ def _field_hook(field: Field, converter: Converter) -> Hook:
 
 
 def _stock_parts(validator: object) -> list[Any]:
-    """Return those validators of `attrs.validators` that a field's validator consists of; they can run without an instance."""
+    """Return the validators from `attrs.validators` among those that a field combines; these, unlike a plugin's own, need no instance."""
     if together := getattr(validator, "_validators", None):
         return [part for each in together for part in _stock_parts(each)]
     return [validator] if type(validator).__module__ == "attr.validators" else []

@@ -95,7 +95,10 @@ def _unknown_keys(
 def _unknown(
     path: KeyPath, cls: type, tree: SectionDict, origins: Origins
 ) -> Iterator[ConfigProblem]:
-    """Yield one problem for an unknown key; if keys below it are known from other training systems, divide it (`_unknown_values`)."""
+    """Yield one problem for an unknown key.
+
+    If the key is a section with keys of other training systems, yield one for each key that `_unknown_values` returns instead.
+    """
     value = value_at(tree, path)
     words = cls.unsupported_keys if issubclass(cls, PluginSection) else {}
     told, text = [(path, value)], _nearest_key(path, cls, tree)
@@ -168,7 +171,7 @@ def _unknown_values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, Any
 
 
 def _givers(value: object, path: KeyPath, origins: Origins) -> str | None:
-    """Return the layers that gave a key or keys below it, as text; a file has the line of the first such key."""
+    """Return the layers that gave a key or keys below it, as text; a file is named with the line of the first key that it gave."""
     layers: dict[str, str] = {}
     for key, _ in leaves(value, path, lists=False):
         origin = origin_of(origins, key) or ""

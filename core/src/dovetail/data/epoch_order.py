@@ -53,9 +53,10 @@ class EpochOrder:
         return rows
 
     def names(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Return an index that identifies the prompt at each position within the epoch, int64 [N].
+        """Return the `Prompt.index` at each position of an epoch, int64 [N], which identifies the prompt within the epoch.
 
-        It is the row, or, in a mixture, where a row may recur, an index that occurs once an epoch.
+        Without a mixture the index is the row. In a mixture, where an epoch may contain a row twice, prompts are numbered from 0 to N − 1,
+        dataset after dataset.
 
         Args:
             epoch: the epoch.
@@ -105,7 +106,10 @@ class EpochOrder:
         return kept[1]
 
     def _windows_of(self, number: int, turn: int) -> Iterator[np.ndarray]:
-        """Yield the windows of a pass: the groups in the sampler's order are concatenated, cut into windows, and each window is permuted."""
+        """Yield the rows of each window, permuted, in one pass over a streamed dataset.
+
+        The row groups, in the sampler's order, are concatenated and cut into windows. The arguments are those of `_pass`.
+        """
         groups = np.array(self._datasets[number].groups, np.int64)
         starts = np.cumsum(groups) - groups
         parts = [

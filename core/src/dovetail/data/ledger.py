@@ -21,7 +21,7 @@ OVERLONG, BAD = "overlong", "bad_row"
 """Reasons for dropping a streamed row: too long, or unusable as an example."""
 
 Key = tuple[int, int, int]
-"""Epoch, prompt, attempt."""
+"""Epoch, the prompt's index in the epoch (`Prompt.index`), and attempt, all counted from 0."""
 
 
 @attrs.define(eq=False)

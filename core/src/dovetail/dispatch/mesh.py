@@ -19,7 +19,7 @@ class Mesh:
 
     Attributes:
         name: the name of the mesh, by which dispatch modes refer to the mesh: `nd(mesh_name)`.
-        axes: size of every axis, in rank order.
+        axes: size of every axis, the outermost first.
     """
 
     __slots__ = ("_axes", "name")
@@ -77,7 +77,7 @@ class Mesh:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Size of every axis, in rank order."""
+        """Size of every axis, by name, the outermost first: neighbours along the last axis are consecutive ranks."""
         return dict(self._axes)
 
     @property

@@ -25,8 +25,8 @@ class Prompt:
     """One row of a dataset, ready to generate from."""
 
     index: int
-    """Index that identifies the prompt within an epoch: that of its row over all files, before filtering. In a mixture, where a row may
-    recur, an index that occurs once an epoch."""
+    """Index that identifies the prompt within an epoch. Without a mixture: the index of the prompt's row among the rows of all files,
+    before filtering. In a mixture, where an epoch may contain a row twice: an index that no other prompt of the epoch has."""
     prompt_ids: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
     """int64 [P]: token ids as the model sees them, each image expanded to its tokens; empty if only texts are scored."""
     raw: Any

@@ -28,7 +28,7 @@ class HookSpec:
         """Handle the end of a step, with all of its metrics."""
 
     def phase_started(self, step: int, phase: str) -> None:
-        """Handle the start of a phase, such as `rollout`, `update_actor`, `weight_sync` or `validation`; `step` steps are finished."""
+        """Handle the start of a phase (`rollout`, `update_actor`, `validation`, …). `step` is the number of finished steps."""
 
     def metrics_logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """Handle the metrics of a step, or of the validation after the step, by name (`reward/mean`, `actor/pg_loss`, `val/mean@1`, …)."""

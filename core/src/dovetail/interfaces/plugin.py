@@ -76,7 +76,7 @@ class PluginContext:
     """Largest number of prompt and response tokens that a rollout replica holds at once, by which engines size their KV cache; None if
     unknown."""
     reward_functions: Any = None
-    """The `dovetail_rollouts.RewardFunctions` of a reward manager, which choose the function that scores a row."""
+    """For a reward manager: the `dovetail_rollouts.RewardFunctions` of the run, which choose for each row the function that scores it."""
     runtime: Any = None
     """The run's Runtime, with which a reward manager or a stage may start processes; None for other plugins."""
     mesh: Mesh | None = None

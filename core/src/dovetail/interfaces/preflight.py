@@ -13,7 +13,7 @@ class Finding:
     """A problem of a config. A preflight rule, which checks configs, creates findings with `Finding.error` and `Finding.warning`."""
 
     rule: str = ""
-    """Id of the check that found the problem. The name of a rule's function is filled in automatically."""
+    """Name of the check that found the problem. The name of a preflight rule is that of its function, filled in automatically."""
     severity: Literal["error", "warning"]
     """`error`: training can't succeed, so nothing is started. `warning`: training will probably not succeed."""
     message: str

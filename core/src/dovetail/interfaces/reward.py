@@ -159,7 +159,7 @@ class Sample:
     trajectory: Trajectory | None = None
     """The turns of the sample's episode; None if the sample is one response to the prompt."""
     group: int = 0
-    """Position of the sample's prompt in the step, counted over all rounds of generation."""
+    """Index of the sample's group among all groups of the step, from 0, counted over all rounds of generation."""
 
     @property
     def score(self) -> float | None:

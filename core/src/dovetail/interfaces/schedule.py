@@ -9,7 +9,7 @@ from dovetail.interfaces.plugin import Plugin
 
 
 class Schedule(Plugin):
-    """A learning-rate schedule: a function of the step alone, so that a resumed run needs no state of it.
+    """A learning-rate schedule: a function of the step alone, so that checkpoints need not keep its state.
 
     The learning rate is lr · (step + 1) / warmup_steps during warm-up, and lr · (r + (1 − r) · share) after it. Here lr is the peak
     learning rate, r is `min_lr_ratio`, and share is the value of the method `share`.

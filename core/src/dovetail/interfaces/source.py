@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dovetail.sections.placement import Pool
 
 Key = tuple[int, int, int]
-"""Epoch, row and attempt of a prompt or an example, by which the ledger identifies it."""
+"""Epoch, index and attempt of a prompt or an example (`Prompt.key`), by which the ledger identifies it."""
 Selection: TypeAlias = "tuple[str, PluginSection | None]"
 """A kind of plugin, and the config section that selects a plugin of this kind; None if no plugin is selected."""
 Measure = Callable[["Batch"], Mapping[str, float]]
@@ -111,7 +111,7 @@ class Offloading(Protocol):
         """Return a context manager within which these roles are on the accelerator."""
 
     def settle(self) -> None:
-        """Move roles off the accelerator: those that the config offloads between their stages."""
+        """Move every role with `offload` set in the config (`actor.offload`, …) off the accelerator."""
 
     def free_caches(self) -> None:
         """Make the roles on the accelerator release unused memory, before a rollout engine wakes on the same accelerator."""

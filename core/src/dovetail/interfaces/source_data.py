@@ -63,7 +63,7 @@ class StreamedPrompts(IndexedPrompts):
     """Prompts of rows that need not fit into memory, each prepared shortly before it is taken. `rows` lists all rows."""
 
     bad: dict[int, BadRow | None]
-    """Bad rows that were taken, by row number; None for those found before the run was resumed."""
+    """Bad rows that `take` has found, by the index of the row; None in place of those that were found before the run was resumed."""
 
     @abstractmethod
     def take(self, row: int) -> Prompt | BadRow | None:
@@ -95,7 +95,7 @@ class RowSet:
     datasets: tuple[DatasetShape, ...] = ()
     """Datasets of the rows if the rows are a mixture or streamed; else empty."""
     left_out: tuple[str, ...] = ()
-    """The parts of the rows that the chat template leaves out, one sentence each."""
+    """Notes for the user on content of the rows that the chat template leaves out, such as tool calls; a sentence each."""
     bad: tuple[BadRow, ...] = ()
     """Rows that were left out because of a fault; for streamed rows, only those read so far."""
     streamed: str = ""
@@ -103,7 +103,7 @@ class RowSet:
 
     @property
     def has_images(self) -> bool:
-        """Whether a row has an image."""
+        """Whether any row has an image."""
         return any(prompt.media for prompt in self.prompts)
 
     def one_of_each(self) -> Sequence[Prompt]:
@@ -146,12 +146,12 @@ class SourceData:
 
     @property
     def has_images(self) -> bool:
-        """Whether a row has an image."""
+        """Whether any row has an image."""
         return any(rows.has_images for rows in self.sets)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """The parts of the rows that the chat template leaves out, one sentence each."""
+        """Notes for the user on content of the rows that the chat template leaves out, such as tool calls; a sentence each."""
         val = () if self.val is None else self.val.left_out
         return (*self.train.left_out, *(f"held-out rows: {what}" for what in val))
 

@@ -107,7 +107,7 @@ class Experience(Protocol):
 
     @property
     def reasons(self) -> Mapping[tuple[int, int, int], str]:
-        """The reason why a prompt is not trained on, by the prompt's (epoch, row, attempt)."""
+        """The reason why a prompt is not trained on, by the prompt's (epoch, index, attempt), see `Prompt.key`."""
         ...
 
     def batch(self) -> Batch:
@@ -134,7 +134,7 @@ class StepContext:
     weight_version: int = 0
     """Version of the weights that the rollout held when the step began."""
     first: bool = False
-    """Whether the step is the first of a process, in which the results of plugins are checked thoroughly."""
+    """Whether the step is the first since the run was started or resumed. The results of plugins are checked thoroughly in this step."""
     collected: Experience | None = None
     """Experience that `Run.collect` collected; None before the call."""
     tokens: int = 0

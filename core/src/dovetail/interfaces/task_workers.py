@@ -13,7 +13,7 @@ class Task(Protocol):
     """The code that answers calls in a process that `Runtime.task_workers` started. Calls run concurrently on one event loop."""
 
     async def call(self, payload: bytes) -> bytes:
-        """Process a payload, and return the answer."""
+        """Answer one call. `payload` and the answer are bytes in a format of the task's own; the runtime only transfers them."""
         ...
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class TaskWorker(ABC):
 
     @abstractmethod
     def call(self, payload: bytes) -> Future[bytes]:
-        """Call the task, and return a future of the answer.
+        """Call `Task.call` in the process with this payload, and return a future of the bytes that it returns.
 
         If the call fails, the future raises a WorkerError. `lost` is then None if the task raised an error, and a text if the process died.
         """

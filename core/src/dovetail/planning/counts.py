@@ -11,7 +11,7 @@ from dovetail.sections import RunConfig
 
 @attrs.frozen(kw_only=True)
 class RunCounts:
-    """Resolved counts of a run. Rows of the data are called prompts here, even if they are examples; a sample is one response."""
+    """Counts of a run. Its fields call every row of the data a prompt, even if the rows are examples; a sample is one response."""
 
     of: StepRows
     """What a row of the data is called in this run, and how many samples a row gives in a step."""
@@ -83,7 +83,7 @@ PROMPTS = StepRows(name="prompts")
 
 
 def count(config: RunConfig, prompts: int | None, rows: StepRows = PROMPTS) -> RunCounts:
-    """Resolve the counts of a config.
+    """Return the counts of a run, computed from its config and the number of its training prompts.
 
     Args:
         config: the whole config.

@@ -34,7 +34,7 @@ class Placement:
         return next(pool for pool in self.pools if role in pool.roles)
 
     def lines(self, models: Sequence[ModelRole]) -> list[str]:
-        """Return the placement as text, a line for each pool: its size, and its roles with their meshes."""
+        """Return lines that describe the placement: each pool with its size, roles and meshes, and each role with its own environment."""
         placed: SourcePlacement = self.source
         if self.in_process:
             if not placed.apart:
@@ -55,7 +55,7 @@ class Placement:
 
 
 def place(facts: PlanFacts, models: Sequence[ModelRole]) -> tuple[Placement, tuple[ModelRole, ...]]:
-    """Return two results: the placement of the pools and of the experience source's processes; and the models, each with its mesh.
+    """Assign the models and the source's processes to pools, and return the placement, and the models with their meshes.
 
     Raises:
         PlanError: a pool or a mesh has a size that does not fit, or the experience source refuses the placement.

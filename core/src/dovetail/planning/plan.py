@@ -35,7 +35,7 @@ class Plan:
     publication: PlannedPart | None
     """Transfer of the actor's weights to the experience source; None if the source takes no weights."""
     facts: PlanFacts
-    """Facts that the stages were planned with; `facts.required` maps every required column to the reason."""
+    """Facts that the stages were planned with; `facts.required` maps every required column to what requires it."""
     models: tuple[ModelRole, ...]
     refs: Mapping[str, PluginRef]
     """The chosen plugin of each config section, by its key path."""
@@ -43,7 +43,7 @@ class Plan:
     placement: Placement
     """Placement of the run's roles and processes."""
     left_out: tuple[str, ...] = ()
-    """Sentences, each about a part of the dataset's rows that the chat template does not render."""
+    """Sentences for a preflight warning, each about content of the dataset's rows that the chat template leaves out."""
 
     @property
     def generates(self) -> bool:
@@ -71,9 +71,9 @@ class Plan:
         return any(stage.name == name for stage in self.stages)
 
     def examined(self, data: Any) -> Iterator[tuple[str, Iterator[str | Finding | DovetailError]]]:
-        """Yield each stage's name with the notes, findings and errors of its check of the data (`Stage.examine`).
+        """Let every stage check the data (`Stage.examine`); yield its name with the notes, findings and errors of the check.
 
-        `data` is what the source's `load` returned.
+        `data` is what the experience source's `load` returned.
         """
         for stage in self.stages:
             cls: Any = load_plugin_class(stage.ref)
@@ -156,7 +156,7 @@ def make_plan(
         config: the whole config.
         prompts: the number of training prompts after filtering; None if the data has not been read.
         images: whether prompts have images, which every engine must then take.
-        left_out: sentences about parts of the dataset's rows that the chat template does not render; kept as `Plan.left_out`.
+        left_out: sentences about content of the dataset's rows that the chat template leaves out; kept as `Plan.left_out`.
 
     Raises:
         PlanError: a requirement is unmet, or sizes contradict each other; the error names the parts of the config that conflict.

@@ -14,7 +14,7 @@ from dovetail.sections import PluginSection, RunConfig
 
 
 def source_facts(config: RunConfig) -> PlanFacts:
-    """Return the facts of a run that its trainer and its experience source alone determine.
+    """Return the facts of a run with only its trainer and experience source resolved, for work that needs no other plugin.
 
     Raises:
         PluginError: the trainer or the experience source can't be found or loaded.
@@ -50,7 +50,7 @@ def choose(config: RunConfig) -> dict[str, SelectedPlugin]:
 def _select(
     sections: Iterable[tuple[str, str, PluginSection | None]], chosen: dict[str, SelectedPlugin]
 ) -> None:
-    """Add the plugins that these sections select, and the plugins that those plugins select."""
+    """Add to `chosen` the plugins that the sections (key path, kind, section) select, and the plugins that these plugins select."""
     from dovetail.plugins.load import load_plugin_class, ref_for
 
     waiting = deque(sections)

@@ -36,8 +36,8 @@ class PlannedStage:
     roles: tuple[str, ...]
     """Roles whose models the stage uses."""
     who: str
-    """Where the stage runs, as text: its roles with their engines, or `controller`. Names also the distribution or file of a stage outside
-    the stage set.
+    """Where the stage runs, for display: its roles with their engines, or `controller`; for a stage outside the stage set, followed by its
+    distribution or file.
     """
     because: str
     reads: Mapping[str, int]
@@ -49,7 +49,7 @@ class PlannedStage:
     objectives: Mapping[str, ObjectiveSpec] = attrs.field(factory=dict)
     """Objective of each role that the stage trains."""
     follows: Mapping[str, FollowSection] = attrs.field(factory=dict)
-    """Rule by which each role that the stage updates follows the actor."""
+    """For each role whose model the stage moves towards the actor: the rule by which it does so."""
 
 
 def list_stages(
@@ -216,7 +216,7 @@ def _checked(facts: PlanFacts, stages: Sequence[Candidate]) -> Iterator[PlannedS
 
 
 class _Columns:
-    """The versions and providers of a step's columns, followed through the stages in order."""
+    """The version and provider of each column of a step, recorded stage by stage in the order of the stages."""
 
     def __init__(self, facts: PlanFacts, stages: Sequence[Candidate]) -> None:
         self._facts, self._stages = facts, stages
@@ -240,7 +240,11 @@ class _Columns:
         return self._versions[column]
 
     def provide(self, column: str, stage: Candidate) -> None:
-        """Record that a stage writes a new column."""
+        """Record that a stage writes a new column.
+
+        Raises:
+            PlanError: the column has a provider already, or no plugin declares it.
+        """
         if column in self._providers:
             raise PlanError(
                 f"the column {column!r} has two providers: {self._providers[column]} and {whose(stage)}",
@@ -251,7 +255,11 @@ class _Columns:
         self._versions[column], self._providers[column] = 1, whose(stage)
 
     def rewrite(self, column: str, stage: Candidate) -> None:
-        """Record that a stage rewrites a column."""
+        """Record that a stage rewrites a column.
+
+        Raises:
+            PlanError: no earlier stage has written the column, or another stage rewrites it in the same phase in no declared order.
+        """
         self.read(column, f"{stage.title}, to rewrite it,", stage)
         for other in self._rewriters.setdefault(column, []):
             if phase_of(other) == phase_of(stage) and not ordered(other, stage):
@@ -352,7 +360,7 @@ def _no_provider(
 
 
 def _why_not(facts: PlanFacts, column: str, owner: str) -> tuple[str, str]:
-    """Return why nothing provides a known column, and the fix."""
+    """Return why nothing provides a declared column, and the fix. `owner` names what normally writes the column."""
     source = facts.plugins["source"]
     lacks: tuple[str, str] | None = source.cls.lacks(source.config, facts, column)
     if lacks is not None:

@@ -46,7 +46,7 @@ class Candidate:
         return reason or self.chosen_because
 
     def requires(self, facts: PlanFacts) -> dict[str, str]:
-        """Return the columns that the stage requires, each with the title of what reads the column: the stage, or a plugin that it runs."""
+        """Return the columns that the stage requires, each with the title of its reader: the stage, or a plugin that the stage runs."""
         found = self._names("requires", facts)
         if isinstance(found, Mapping):
             return dict(found)
@@ -80,7 +80,7 @@ class Candidate:
         return roles
 
     def _names(self, method: str, facts: PlanFacts) -> Collection[str]:
-        """Return the names that a class method of the stage returns.
+        """Call a class method of the stage by name, such as `roles`, and return the names (of columns or roles) that it returns.
 
         Raises:
             PlanError: the method returns anything but a collection of names.

@@ -48,9 +48,10 @@ def installed_distributions() -> tuple[list[Installed], list[str]]:
 def _first_on_path(
     name: str, seen: importlib.metadata.Distribution
 ) -> importlib.metadata.Distribution:
-    """Return the distribution that Python finds first under a name.
+    """Return the copy of a distribution that Python finds first by its name.
 
-    It may be another copy than `seen`, the first copy with `dovetail.*` entry points, and then has no plugins.
+    `seen` is the first copy that has `dovetail.*` entry points. If Python finds another copy first, that copy has no plugins. `seen` is
+    returned if Python can't find the distribution by its name.
     """
     try:
         return importlib.metadata.distribution(name)

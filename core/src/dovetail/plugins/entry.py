@@ -22,7 +22,8 @@ from dovetail.plugins.manifest import (
 from dovetail.plugins.needs import Need, install_command, judge
 
 State = Literal["compatible", "rejected", "conflict", "invalid"]
-"""State of a plugin, known without importing it."""
+"""State of a plugin, known without importing it. `rejected`: made for another interface version or Python. `conflict`: several
+distributions have a compatible plugin of this name. `invalid`: entry point or manifest are wrong or disagree."""
 STATES: tuple[State, ...] = ("compatible", "rejected", "conflict", "invalid")
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _TARGET = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")

@@ -193,7 +193,7 @@ def _folder_of(module: types.ModuleType | None) -> Path | None:
 
 
 def _reduced(path: str, value: object) -> tuple[Any, ...]:
-    """Pickle an instance, such as a config, with its file's path, since the process that unpickles it may not have run the file."""
+    """Return pickle's reduction of an instance, such as a config: it names the file, which the other process may have to run first."""
     return _blank, (path, type(value).__name__), value.__getstate__()
 
 
@@ -254,7 +254,7 @@ def file_and_attribute(
     """Check and return `path` and `attribute` of a config section. For a reward function, `attribute` defaults to `compute_score`.
 
     Raises:
-        ConfigError: the section also names an installed plugin, or lacks a path or an attribute.
+        ConfigError: the section also selects an installed plugin by `name`, or lacks a path or an attribute.
     """
     if not isinstance(path, str) or not path:
         raise ConfigError(f"`path` must be the path of a Python file, not {path!r}")

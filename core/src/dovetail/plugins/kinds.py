@@ -85,4 +85,4 @@ EXTENSION_GROUPS = {
     "dovetail.key_advice": "advice on config keys of other systems",
     "dovetail.value_advice": "advice on values of other systems",
 }
-"""Groups that are known but hold no selectable plugins."""
+"""Entry-point groups that hold something other than plugins for a config to select, each with a description of what they hold."""

@@ -110,7 +110,7 @@ def _assembled(
 
 
 def _runtime_section(plugins: Iterable[Mapping[str, Any]]) -> type[RuntimeSection]:
-    """Return the Config class of a lock's runtime plugin, whose `describe_environment` describes the environments of its processes."""
+    """Return the Config class of a lock's runtime plugin, for its `describe_environment`; RuntimeSection if the lock has no runtime."""
     runtime = next((item for item in plugins if item["kind"] == "runtime"), None)
     if runtime is None:
         return RuntimeSection

@@ -27,11 +27,12 @@ class LockDifference:
     """A difference between two plugin locks."""
 
     subject: str
-    """`kind/name` of a plugin, the name of a package, or `environment ROLE`."""
+    """`kind/name` of a plugin, `environment ROLE`, the name of a package, or `python`; the latter two with ` in the environment of ROLE`
+    appended if they concern a role's own environment."""
     what: What
     was: str | None
     now: str | None
-    """Value in the new lock; `was` is the value in the old lock. None if the lock lacks the subject."""
+    """Value in the new lock, as `was` is the value in the old lock; None if that lock lacks the subject."""
     text: str
     """Description of the difference."""
     refused: bool = False
@@ -125,8 +126,10 @@ def _of_environment(
 def _of_place(
     where: str, was: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Iterator[LockDifference]:
-    """Yield the differences in an environment's Python and packages. A lock of an earlier version of core may lack either: then it is not
-    compared.
+    """Yield the differences in the Python version and packages of one environment.
+
+    Python or packages are not compared if an entry lacks them, as in locks of earlier versions of core. `where` is empty for the run's own
+    environment, else ` in the environment of ROLE`.
     """
     if was.get("python") and now.get("python") and was["python"] != now["python"]:
         text = f"Python{where} was {was['python']} and is {now['python']} now"

@@ -18,7 +18,7 @@ from dovetail.sections import PluginSection
 def objective_spec(
     plugin: str | PluginSection, *, scalars: Mapping[str, float] | None = None, **settings: Any
 ) -> ObjectiveSpec:
-    """Return the spec of an objective that a stage sends to an engine: plugin, config, columns, outputs.
+    """Return the spec of an objective (plugin, config, columns, outputs), which a stage sends to an engine for an update.
 
     Args:
         plugin: the objective's name (`name@distribution` settles a conflict), or a section that selects the objective.

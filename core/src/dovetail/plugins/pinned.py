@@ -20,7 +20,7 @@ def pinned(ref: PluginRef, hashes: dict[str, str]) -> dict[str, Any]:
 
     Args:
         ref: the plugin.
-        hashes: the SHA-256 of each package's files, by package; missing packages are hashed and added.
+        hashes: a cache of the SHA-256 of packages' files, by package; the plugin's package is hashed and added if it is missing.
 
     Raises:
         PluginError: the plugin no longer exists.

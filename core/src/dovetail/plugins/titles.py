@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def title_of(kind: str, plugin: Plugin) -> str:
-    """Return a plugin's name for messages: `advantage/grpo (dovetail-algorithms 0.1.0)`. Without a distribution: class and file."""
+    """Return a plugin's name for messages: `advantage/grpo (dovetail-algorithms 0.1.0)`; for a plugin of a file, its class and file."""
     cls = type(plugin)
     name = getattr(cls, "name", cls.__name__)
     for entry in default_index().entries(kind):

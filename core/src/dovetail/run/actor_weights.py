@@ -1,4 +1,4 @@
-"""ActorWeights: the version of the actor's weights that the rollout engines last received, and the number of training steps since."""
+"""ActorWeights: the version of the actor's weights that was last sent to the rollout engines, and the training steps since then."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class ActorWeights:
 
     @property
     def stale(self) -> bool:
-        """Whether this process has not yet sent the actor's current weights."""
+        """Whether the actor's current weights must still be sent: this process has not sent them, or its last send failed."""
         return self.moved or not self._everywhere
 
     def updated(self, role: str) -> None:
-        """Record that a role has, or may have, taken optimizer steps."""
+        """Record that a role's weights have changed, or may have; roles other than the actor are ignored."""
         self.moved |= role == ACTOR
 
     @contextmanager
     def sending(self, arrived: Callable[[int], bool]) -> Iterator[int]:
-        """Yield the version number of the weights that the block sends: the current one if the actor is unchanged, else the next.
+        """Yield the version of the weights that the block sends: the last one sent if the actor is unchanged, else the next; at least 1.
 
         Args:
-            arrived: function that tells whether a receiver holds a version. After a failed block, a version that arrived counts as sent.
+            arrived: a function that returns whether a receiver holds a version. If the block fails, a version that arrived counts as sent.
         """
         version = self.version + (self.moved or not self.version)
         self._everywhere = False

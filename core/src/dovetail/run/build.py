@@ -115,7 +115,7 @@ class _Parts:
 def _examine(
     plan: Plan, data: SourceData, reward: Callable[..., Any] | None, logger: Logger
 ) -> None:
-    """Raise the first error that the source or a stage finds in the data, and log their warnings."""
+    """Let the source and the stages check the data: log their warnings, and raise the first error."""
     source = plan.facts.plugins["source"]
     of_source = source.cls.examine(source.config, plan.facts, data, reward)
     of_stages = (each for _, found in plan.examined(data) for each in found)

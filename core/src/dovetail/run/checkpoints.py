@@ -48,7 +48,7 @@ class CheckpointInProgress:
     path: Path
     """Path of the complete checkpoint."""
     blocking_seconds: float
-    """Seconds that training waited for the copy of its state."""
+    """Seconds that training waited: for the copy of its state, or, without `trainer.async_save`, for the whole save."""
     seconds: Future[float]
     """Future of the total seconds of the save; raises the error of a failed save."""
 
@@ -76,7 +76,7 @@ class RunCheckpoints:
     _expected_bytes: int = 0
 
     def keep(self, name: str, part: Any) -> None:
-        """Include the `state()` of another part of the run in every checkpoint."""
+        """Add a further part of the run, whose `state()` every checkpoint keeps under `name`."""
         self._plugins = {**self._plugins, name: part}
 
     def check_states(self) -> None:
@@ -201,7 +201,7 @@ def with_earlier_seconds(state: RunState, directory: RunDirectory) -> RunState:
 
 
 def with_streaming_of(checkpoint: Path | None, config: RunConfig) -> RunConfig:
-    """Return the config, with `data.streaming=auto` replaced by the choice of the run that wrote a checkpoint."""
+    """Return the config, with `data.streaming=auto` replaced by the choice of the run that wrote the checkpoint, if there is one."""
     if checkpoint is None or config.data.streaming != "auto":
         return config
     try:

@@ -17,7 +17,7 @@ from dovetail.planning.plan import Plan
 from dovetail.planning.stage_list import PlannedStage
 
 _OF_TOKENS = ("prompt_ids", "response_ids", "response_mask")
-"""Columns from which an example's key is computed."""
+"""Columns from which, with the images, the hash that identifies an example is computed."""
 _KEY_BYTES = 16
 
 
@@ -25,7 +25,7 @@ class ConstantColumns:
     """Store of columns that training does not change, such as reference log-probabilities, by stage and example.
 
     An example is identified by a hash of its tokens, their mask and its images. A stored file is valid only for the same models: equal
-    paths, sizes and times of the models' files, and engine settings.
+    paths, sizes and modification times of the models' files, and equal engine settings.
 
     Args:
         plan: the plan of the run.
@@ -72,17 +72,17 @@ class ConstantColumns:
         return batch.with_columns(columns)
 
     def remember(self, stage: str, batch: Batch) -> None:
-        """Store a stage's columns of a batch, if the stage's columns are constant."""
+        """Keep a stage's columns of a batch in memory, if the stage's columns are constant; `fill` writes them to disk."""
         if stage in self._rows:
             columns = [list(batch[name]) for name in self._names(stage)]
             rows = (tuple(map(np.asarray, row)) for row in zip(*columns, strict=True))
             self._rows[stage].update(zip(_keys(batch), rows, strict=True))
 
     def fill(self, stage: str, batches: Sequence[Batch], compute: Callable[[Batch], Batch]) -> int:
-        """Read a stage's file, compute the columns of missing examples, and rewrite the file if any were missing.
+        """Read a stage's stored columns from disk, compute them for batches that lack some, and write the file again if any did.
 
         Returns:
-            The number of computed batches.
+            The number of batches for which `compute` was called.
         """
         from safetensors import SafetensorError
 
@@ -159,7 +159,7 @@ def _keys(batch: Batch) -> list[bytes]:
 
 
 def _files(directory: Path) -> list[str]:
-    """Return name, size and modification time of each file in a model's directory; empty if the path is no directory."""
+    """Return name, size and modification time of each file in a model's directory, to detect another model; empty without a directory."""
     if not directory.is_dir():
         return []
     found = [(file.name, file.stat()) for file in sorted(directory.iterdir()) if file.is_file()]

@@ -219,7 +219,7 @@ class _Examiner:
         return data
 
     def _examine(self, data: SourceData | None) -> None:
-        """Collect the problems that the source finds in the reward for this data."""
+        """Collect what the experience source finds when it checks the scoring of responses, with the data if it could be read."""
 
         def examine() -> None:
             facts = source_facts(self.config)
@@ -238,7 +238,7 @@ class _Examiner:
                 self.notes.append(each)
 
     def _plan(self, data: SourceData | None) -> Plan | None:
-        """Return the plan; if its counts do not fit the data, a plan without data, so that the rules can still judge it."""
+        """Return the plan; without data, or if no plan fits the data, a plan of the config alone, so that rules can still be applied."""
         plan = None
         if data is not None:
             plan = self._try("plan", lambda: plan_from_data(self.config, data))

@@ -1,4 +1,4 @@
-"""Checks for non-finite numbers, which stop a step before any weight changes; a file in the run directory lists them."""
+"""Checks for NaN and infinity, which stop a step before its update; `faults/step_N.json` in the run directory lists where they are."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 PLACES = 32
-"""Maximum number of token positions that the fault file lists for a sample."""
+"""Maximum number of token positions that the fault file (`faults/step_N.json`) lists for a sample and column."""
 ROWS = 256
 """Maximum number of samples that the fault file describes; further samples are only named."""
 BAD_WEIGHT_SECONDS = 60
@@ -56,7 +56,7 @@ HINTS: Mapping[str, str] = {
     "advantages": _ESTIMATOR,
     "returns": _ESTIMATOR,
 }
-"""Core's columns that are checked, causes before effects, each with a hint."""
+"""Core's columns of numbers, each with the hint for values that are not finite. Causes precede effects, since an error names the first."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -65,13 +65,13 @@ class _Found:
 
     column: str
     samples_M: Int64[np.ndarray, "M"]
-    """int64 [M]: rows of the batch with such values."""
+    """int64 [M]: index in the batch of each sample with such values."""
     bad: Ragged | None
     """Bool [T]: whether a value is non-finite and unmasked; None for a sample-level column."""
 
     def places(self, batch: Batch, row: int) -> tuple[list[int], list[Any]]:
-        """Return the token positions and the values, as texts, of a row's first `PLACES` non-finite values; a sample-level column
-        has no positions.
+        """Return the first `PLACES` non-finite values of the sample with index `row`, as texts, after the list of their token positions,
+        which is empty for a sample-level column.
         """
         values = batch[self.column]
         if self.bad is None:

@@ -90,7 +90,7 @@ class Learner:
         record.stop.check()
 
     def _run_stages(self, batch: Batch, step: StepContext) -> tuple[Batch, set[str]]:
-        """Return the batch after all stages, and the names of the metrics that were logged before the first update."""
+        """Run the stages; return the batch after the last one, and the names of the metrics that were logged before the first update."""
         plan = self._record.plan
         unread = plan.facts.plugins["source"].cls.on_request - plan.on_request
         before_updates: set[str] = set()
@@ -134,7 +134,10 @@ class Learner:
 
     @contextmanager
     def _around(self, planned: PlannedStage, step: StepContext) -> Iterator[None]:
-        """Bring the stage's models onto the accelerator, time it, and write the samples that a NumericsError names."""
+        """Run the block as a stage: with its models on the accelerator, timed, and with its errors completed.
+
+        The samples that a NumericsError names are written to a file, and an out-of-memory error gets a hint.
+        """
         record = self._record
         updates = planned.roles if planned.phase == "update" else ()
         try:
@@ -259,7 +262,7 @@ def _memory(planned: PlannedStage, step: StepContext) -> dict[str, float]:
 
 @contextmanager
 def _locked(batch: Batch) -> Iterator[None]:
-    """Make the arrays of a batch in this process read-only within the block, because other batches share them."""
+    """Make a batch's arrays read-only within the block, as far as they are in this process, because other batches share them."""
     arrays = [
         array
         for column in batch.columns.values()

@@ -1,4 +1,4 @@
-"""Measuring: the loss of each role on rows, without an update, and the columns that training does not change."""
+"""Measuring: computes the loss of each role on held-out rows without an update, and the columns that training does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail.run.record import RunRecord
 from dovetail.workers.offload import OffloadManager
 
 _MAKES_COLUMNS = ("score", "transform", "estimate")
-"""Phases of stages that only write columns; a check may stop the run, and an update changes weights."""
+"""Phases whose stages only write columns. Left out are `check`, which may stop the run, and `update`, which changes weights."""
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -76,7 +76,7 @@ class Measuring:
             logger.info(f"the model of the role {role} is not needed any more: it is closed")
 
     def _run(self, planned: PlannedStage, stage: Stage, batch: Batch) -> Batch:
-        """Return rows with the columns of a stage, as the next step would compute them."""
+        """Return the batch with a stage's columns added: the stored ones if there are any, else computed as in the next step."""
         if (known := self._constant.complete(planned.name, batch)) is not None:
             return known
         with self._offload_manager.present(*planned.roles):

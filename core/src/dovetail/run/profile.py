@@ -86,7 +86,7 @@ class StepProfile:
 
 
 def _asked(config: RunConfig, groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the worker groups of the roles that the config profiles; empty without a tool."""
+    """Return the worker groups of the roles in `profile.roles`; empty if `profile.tool` is None."""
     named = config.profile.roles if config.profile.tool is not None else ()
     return {role: groups[role] for role in named if groups.get(role) is not None}
 

@@ -106,7 +106,11 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the block as the run, and report its start and its end to observers. Finished steps are saved however the run ends."""
+        """Run the block as the run; report its start, and an error that ends it, to observers.
+
+        If a request to stop or an error ends the run, the finished steps are saved, unless the error interrupted an update. A second Ctrl-C
+        saves nothing.
+        """
         self._began = time.monotonic()
         self._seconds_before = self.state.train_seconds
         try:
@@ -288,13 +292,13 @@ class RunRecord:
         self.logger.info("model exported", path=str(self.directory.final))
 
     def _restarts(self) -> dict[str, int]:
-        """Return how often a supervisor restarted the run (`restarts`), and how many steps this repeated; empty without restarts."""
+        """Return the number of restarts by a supervisor, and of steps repeated after them (`steps_repeated`); empty without restarts."""
         rows = read_rows(self.directory.restarts)
         repeated = sum(int(row.get("repeated", 0)) for row in rows)
         return {"restarts": len(rows), "steps_repeated": repeated} if rows else {}
 
     def _best_checkpoint(self) -> dict[str, Any] | None:
-        """Return the best checkpoint for the summary; None also if its mark can't be read, as the summary must still be written."""
+        """Return the best checkpoint for the summary; None if none is marked as the best, or if its mark can't be read."""
         try:
             best = self.checkpoints.store.best()
         except CheckpointError:
@@ -328,7 +332,7 @@ class RunRecord:
 
     @contextmanager
     def _failure_reported(self) -> Iterator[None]:
-        """Log an error of the block, a save, instead of raising it, so that it does not replace the reason for which the run ends."""
+        """Log an error of the block, which saves a checkpoint, instead of raising it: the error that ends the run is the one to raise."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the run's own error must be the one that is seen

@@ -28,7 +28,7 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
     """Compare a config with the config of the run in a directory; values from the environment are compared unresolved.
 
     Returns:
-        A text `key: before → now` for each differing key; empty if the run has not yet written its config.
+        For each key that differs, except `trainer.resume`, a text `key: before → now`; empty if the run has not yet written its config.
 
     Raises:
         RunDirectoryError: there are checkpoints but no config.
@@ -51,10 +51,10 @@ def changes_of(directory: RunDirectory, loaded: LoadedConfig) -> dict[str, str]:
 
 
 def refuse_another_run(place: object, changes: Mapping[str, str]) -> None:
-    """Raise an error if changes of the config would turn the run at `place`, a directory or an address, into another run.
+    """Check that changes of the config do not turn the run at `place`, a directory or an address, into another run.
 
     Raises:
-        ConfigError: there is such a change.
+        ConfigError: a change concerns the model, the data or another section that defines the run.
     """
     if refused := [text for key, text in changes.items() if _makes_another(key)]:
         raise ConfigError(
@@ -69,7 +69,7 @@ def fetch_copy(
 ) -> None:
     """Copy the newest checkpoint at `trainer.copy_to` into the run directory `path`, which is created if missing.
 
-    Nothing is copied into a run directory that has a checkpoint.
+    Nothing is copied into a run directory that has a checkpoint. `say` is called with a message on the copied checkpoint.
 
     Raises:
         ConfigError: the copied checkpoint belongs to a run with other settings; the run directory is unchanged.
@@ -123,7 +123,7 @@ def newest_whole(directory: RunDirectory, say: Callable[[str], None]) -> Path | 
 
 
 def checkpoint_at(resume: str) -> Path | None:
-    """Return the checkpoint at the path `trainer.resume`, or the latest one of the run directory there; None for auto and never.
+    """Return the checkpoint that `trainer.resume` names, or the latest one of the run directory that it names; None for auto and never.
 
     Raises:
         CheckpointError: there is no such checkpoint.

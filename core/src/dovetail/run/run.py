@@ -60,7 +60,7 @@ class _Extras:
 
 
 def _silent(_line: str) -> None:
-    """Discard a line."""
+    """Ignore a line: the default of `say`."""
 
 
 def train(
@@ -81,7 +81,7 @@ def train(
         announce: a function called with the config, the plan and the run directory, before anything heavy starts.
         reward: a function that scores every row, if the config names no function.
         stop: the switch that requests a stop; by default a new one.
-        accept_changes: whether to continue a run whose model, data, algorithm or reward differ.
+        accept_changes: whether to continue the run even if its model, data, algorithm or reward differ from this config.
         say: a function called with lines of text, for example on how an existing run is continued; see `Say`.
 
     Raises:
@@ -117,7 +117,7 @@ def train(
 
 
 def _begin(loaded: LoadedConfig, extras: _Extras) -> dict[str, Any]:
-    """Train from the start, or from the checkpoint of another run that `trainer.resume` names."""
+    """Begin a new run: from its first step, or from the checkpoint of another run, if `trainer.resume` names one."""
     settings = loaded.config
     source = checkpoint_at(settings.trainer.resume)
     data = load_data(with_streaming_of(source, settings))

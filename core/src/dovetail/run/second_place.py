@@ -21,13 +21,16 @@ _END_SECONDS = 1800.0
 
 
 class SecondPlace:
-    """The folder URL/PROJECT/EXPERIMENT for copies of checkpoints, on a file system of fsspec. Credentials come from the environment."""
+    """The folder URL/PROJECT/EXPERIMENT with copies of a run's checkpoints, on any file system that fsspec knows.
+
+    Credentials come from the environment.
+    """
 
     def __init__(self, url: str, run: str) -> None:
         """Set the address; nothing is created or read yet.
 
         Args:
-            url: the address above the run, such as `s3://bucket/runs`, `gs://…`, or a folder.
+            url: the address below which the folder `run` is, such as `s3://bucket/runs`, `gs://…`, or a local folder.
             run: the name of the run, `project/experiment`.
 
         Raises:
@@ -45,7 +48,10 @@ class SecondPlace:
             ) from error
 
     def update(self, store: CheckpointStore, run: Path) -> None:
-        """Copy missing checkpoints of the store into this folder, newest first; remove copies of those that the store no longer has."""
+        """Copy checkpoints of `store` that this folder lacks, newest first; remove copies of checkpoints that `store` no longer has.
+
+        The other files of the run directory `run` that a continued run needs are copied too.
+        """
         there, kept = self._complete(), store.saved()
         for checkpoint in reversed(kept):
             if checkpoint.name not in there:
@@ -121,7 +127,7 @@ class CheckpointCopies:
 
     Args:
         place: the folder of the copies.
-        store: the store of the run.
+        store: the run's own checkpoints.
         logger: a logger with the standard methods.
     """
 

@@ -27,7 +27,7 @@ def keys_of(batch: Batch) -> set[tuple[int, int, int]]:
 
 
 def collected(source: ExperienceSource, step: StepContext, ask: StepAsk) -> Experience:
-    """Collect the samples of a step from the experience source, the plugin that provides them.
+    """Collect the samples that `ask` requests for a step from the experience source, the plugin that provides them.
 
     Raises:
         PluginBrokenError: the source does not return an `Experience`.

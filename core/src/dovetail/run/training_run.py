@@ -1,4 +1,4 @@
-"""TrainingRun: the run that trainers drive, over real workers."""
+"""TrainingRun: implements the `Run` that a trainer drives, with the experience source, the learner and the workers of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TrainingRun(Run):
     """The controller's plugins that stages use, by key path."""
     runtime: Runtime
     started: ExitStack
-    """Exit stack that closes what was started, the latest first."""
+    """Exit stack that closes the started parts of the run, the latest first."""
     _steps_begun: int = 0
     _published: bool = False
     """Whether this process has published weights."""
@@ -87,7 +87,7 @@ class TrainingRun(Run):
 
     @property
     def _limit(self) -> int:
-        """Maximum of `_outstanding`, in prompts."""
+        """Maximum number of outstanding prompts (`_outstanding`), from the trainer's `over_sampling` or else its `max_staleness`."""
         steps = self._over_sampling or self._max_staleness + 1
         return round(steps * self.record.config.data.train_batch_size)
 
@@ -106,7 +106,7 @@ class TrainingRun(Run):
 
     @property
     def _outstanding(self) -> int:
-        """Number of prompts that are admitted, or in a step after which no weights have been published."""
+        """Number of prompts that are admitted and not yet collected, or were collected since weights were last published."""
         learning = self._collected and not (self._current and self._current.counted)
         batch = self.record.config.data.train_batch_size
         return self.source.outstanding + (self.weights.steps + learning) * batch
@@ -314,7 +314,7 @@ class TrainingRun(Run):
         )
 
     def _check_between_steps(self, method: str) -> None:
-        """Check that no step is running: within a step, the weights may be newer than `position` says."""
+        """Check that no step is running when the trainer calls `method`: within a step, the weights may be newer than `position` says."""
         if self._current is not None:
             raise self._broken(
                 f"calls `run.{method}()` inside step {self._current.number}",

@@ -31,5 +31,5 @@ class EpisodeSection(PluginSection):
     again as a server would. `refuse`: such a template ends the run with an error before the first step."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the loop's defaults for other keys, as plain containers; any config layer that gives a key overrides its default."""
+        """Return the loop's defaults for other sections, as nested mappings; a key that a config layer gives overrides its default."""
         return {}

@@ -59,7 +59,7 @@ def plugin_field(
 
     Args:
         kind: the kind of the plugin.
-        default: the name of the plugin if none is selected.
+        default: the name of the plugin if none is selected; for a list, names separated by spaces; None for no plugin.
         collection: `list` or `dict` if the field holds several plugins.
         factory: the function that makes the default section, an instance of the kind's base class. Values of this section take
             precedence over the defaults of the plugin's Config.

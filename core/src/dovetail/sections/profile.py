@@ -20,6 +20,6 @@ class ProfileSection:
     """Roles whose workers are profiled: `actor`, `critic`, `ref`, or a name of `roles`. Roles in the same process share one file, named
     after the first role."""
     steps: tuple[int, int] = (2, 2)
-    """First and last profiled step; the first step of a run also warms up."""
+    """First and last profiled step. The first step of a run includes warm-up, so that its times are not typical."""
     ranks: tuple[int, ...] = (0,)
     """Profiled ranks of each role."""

@@ -118,7 +118,7 @@ class RolloutSection(PluginSection):
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """Modules that the rollout imports when it starts in a process with other roles."""
+        """Modules that the rollout's start imports in this process; if training models start concurrently, they are imported before."""
         return ()
 
     @property
@@ -147,7 +147,7 @@ class RolloutSection(PluginSection):
         return 1
 
     def memory_share(self) -> tuple[str, float] | None:
-        """Return name and value of the setting for the engine's share of accelerator memory; None if the engine takes what it needs."""
+        """Return the key and value of the setting for the engine's share of accelerator memory; None if the engine takes what it needs."""
         return None
 
     @property

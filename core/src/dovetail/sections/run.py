@@ -1,6 +1,6 @@
-"""The sections of a config: frozen attrs classes, each field with the docstring that `--help` and `config explain` show.
+"""RunConfig, the complete config, and its sections on model, data, reward, trainer and preflight. This module does not import torch.
 
-Plugins extend the base of their kind. This module does not import torch.
+`--help` and `config explain` show the docstring of each field. Trainer plugins extend TrainerSection.
 """
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
@@ -110,7 +110,7 @@ class DataSection:
     max_bad_rows: int = attrs.field(default=0, validator=attrs.validators.ge(0))
     """Maximum number of faulty rows to leave out; `bad_rows.jsonl` in the run directory names them."""
     shuffle_window: int = attrs.field(default=16384, validator=COUNT)
-    """Number of streamed rows that are shuffled together and tokenised ahead; whole groups of rows are shuffled before that."""
+    """Number of streamed rows that are shuffled together and tokenised ahead; the order of the files' row groups is shuffled first."""
     val_files: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
     """Parquet or JSONL files with held-out rows: a list, or one file's path as a bare string."""
     source: PluginSection = plugin_field("dataset", "files")
@@ -161,7 +161,7 @@ class DataSection:
 
     @property
     def longest(self) -> tuple[int, str]:
-        """Length of the longest possible sample in tokens, and the keys that limit the length."""
+        """Length of the longest possible sample in tokens, and a text with the keys that limit it and their values."""
         if self.max_length is not None:
             return self.max_length, f"data.max_length = {self.max_length}"
         prompt, response = self.max_prompt_length, self.max_response_length
@@ -183,7 +183,7 @@ class RewardSection:
     function: PluginSection | None = plugin_field("reward_function", None)
     """One function for every row: a name, or a file with `compute_score`."""
     functions: dict[str, PluginSection] = plugin_field("reward_function", None, collection="dict")
-    """A function for each `data_source`."""
+    """Functions by the `data_source` of the rows that they score."""
     timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))
     """Seconds of scoring after which a sample counts as failed."""
     retries: int = attrs.field(default=0, validator=attrs.validators.ge(0))
@@ -272,7 +272,7 @@ class TrainerSection(PluginSection):
     """Use deterministic kernels, even if they are slower."""
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the trainer's defaults for other keys, as plain containers; any config layer that gives a key overrides its default."""
+        """Return the trainer's defaults for other sections, as nested mappings; a key that a config layer gives overrides its default."""
         return {}
 
 
@@ -281,7 +281,7 @@ class PreflightSection:
     """The rules that look for silent misconfiguration before a run."""
 
     ignore: tuple[str, ...] = attrs.field(default=(), metadata={ONE_OR_MANY: True})
-    """Ids of rules to leave out, such as `kl_twice`: a list, or one as a bare string."""
+    """Ids of rules to leave out, such as `kl_twice`: a list, or one id as a bare string."""
 
 
 _OWN_SECTIONS = ("actor", "ref", "critic")
@@ -315,11 +315,11 @@ class RunConfig:
     """Seed of every random stream, and of torch's CPU generator, from which rewards and plugins draw. Concurrent reward calls in one
     process draw in no fixed order: set `reward.concurrency` to 1, or use `parallel`, which seeds each call."""
     project: str = "dovetail"
-    """First folder below `output_dir`."""
+    """Folder below `output_dir` that contains the run directories of a project."""
     experiment: str = "default"
-    """Second folder below `output_dir`."""
+    """Name of the run directory, in the folder of the project."""
     output_dir: str = "runs"
-    """Directory that contains the run directories."""
+    """Directory that contains the folders of projects, and in them the run directories."""
     model: ModelSection
     """The policy's model and tokenizer."""
     data: DataSection = attrs.field(factory=DataSection)
@@ -357,13 +357,13 @@ class RunConfig:
     def role_sections(
         self,
     ) -> Mapping[str, ActorSection | CriticSection | RefSection | RoleSection]:
-        """The section of every role that has a model, by the role's name."""
+        """The section of every role except the rollout, by the role's name: actor, ref, critic and all of `roles`, used or not."""
         return {name: getattr(self, name) for name in _OWN_SECTIONS} | self.roles
 
     def plugin_sections(self) -> Iterator[tuple[str, str, PluginSection | None]]:
-        """Yield key path, kind and section of every plugin that the config selects directly, except trainer and source.
+        """Yield key path, kind and section of the plugins that every run resolves, such as engines, optimizers, stages and trackers.
 
-        The selected plugins may select further plugins.
+        Not among them are the trainer, the source, and plugins that the source or the stage set selects (`selects`), such as the rollout.
         """
         yield "actor.engine", "engine", self.actor.engine
         yield "critic.engine", "engine", self.critic.engine
@@ -386,7 +386,7 @@ class RunConfig:
             yield f"tracking[{i}]", "tracker", tracker
 
     def model_section(self, role: str) -> ModelSection:
-        """Return the model section of a role: `model`, with path and overrides replaced if the role's section gives them."""
+        """Return `model` with a role's own path and overrides, if it has any; a role with another path does not inherit overrides."""
         section = self.role_sections[role]
         path = getattr(section, "path", None) or self.model.path
         inherited = self.model.override_config if path == self.model.path else {}

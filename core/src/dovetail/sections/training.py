@@ -146,7 +146,7 @@ class CriticSection(TrainingSection):
     loss_aggregation: PluginSection = plugin_field("loss_aggregation", "token_mean")
     """The aggregation of token losses into one number."""
     warmup_steps: int = attrs.field(default=0, validator=attrs.validators.ge(0))
-    """First steps of the run in which the critic alone is trained."""
+    """Number of steps at the start of the run in which the critic alone is trained."""
 
 
 @attrs.frozen(kw_only=True)
@@ -158,8 +158,8 @@ class FollowSection:
     decay: float = attrs.field(
         default=0.0, validator=[attrs.validators.ge(0), attrs.validators.lt(1)]
     )
-    """Share of the model's own weights that is kept at each update; 0 copies the actor's weights. With an adapter, each factor is
-    averaged."""
+    """Share of the model's own weights that is kept at each update; 0 copies the actor's weights. The factors A and B of an
+    adapter are averaged separately."""
 
     def __str__(self) -> str:
         when = "every step" if self.every == 1 else f"every {self.every} steps"

@@ -18,7 +18,7 @@ _LOGGER = logging.getLogger("dovetail.telemetry")
 _ESCAPED = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029, *range(0xD800, 0xE000))}
 """Escapes of line breaks that JSON allows in strings, and of surrogates, which UTF-8 can't encode."""
 _LEVELS = 100
-"""Maximum nesting of containers that is written, below Python's recursion limit."""
+"""Maximum nesting of containers that is written; deeper ones become `…`. It is below Python's recursion limit."""
 _BITS = 10_000
 """Maximum bits of an integer that is written as a number: Python neither prints nor parses longer ones in decimal."""
 

@@ -22,7 +22,7 @@ LOGGER = "dovetail"
 """Name of the standard logger that is the parent of all of Dovetail's loggers."""
 
 _CONTEXT: dict[str, Any] = {}
-"""Fields of every event of this process; not contextvars, which threads that libraries start would lack."""
+"""Fields of every event of this process. They are not contextvars, which are absent in threads started by libraries."""
 _UNDO = ExitStack()
 """Callbacks that undo the current set-up of logging."""
 
@@ -181,12 +181,12 @@ class _ConsoleHandler(logging.StreamHandler[Any]):
 
 
 def _name_error(exc_info: ExcInfo) -> str:
-    """Render an exception as `Type: message`; the file has the traceback."""
+    """Render an exception as `Type: message`, without the traceback, which `events.jsonl` contains."""
     return f"{exc_info[0].__name__}: {exc_info[1]}"
 
 
 def _words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
-    """Render `warning: message  step=7  name=value`, and an error below it."""
+    """Render an event for the terminal: `warning: message  step=7  name=value`, and its error on the next line."""
     level, message, _ = (event.pop(name, None) for name in ("level", "event", "run"))
     below = [event.pop(name) for name in ("error", "exception") if name in event]
     fields = "".join(f"  {name}={value}" for name, value in event.items() if value is not None)
@@ -201,5 +201,5 @@ def _words(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 
 def _is_for_users(warning: logging.LogRecord) -> bool:
-    """Return False for a SyntaxWarning, which concerns a library's code that a user of a run can't change."""
+    """Return whether to log a Python warning: not a SyntaxWarning, which concerns library code that a user of a run can't change."""
     return "SyntaxWarning: " not in warning.getMessage()

@@ -1,4 +1,4 @@
-"""RunDirectory: the folder that one run claims, and everything that is later read about the run."""
+"""RunDirectory: the folder that one run claims, and the files in it."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ class RunDirectory:
 
 
 def _claim() -> dict[str, Any]:
-    """Return the marker's content: the process that claims a directory, and the time."""
+    """Return the content of `run.json` for this process: host, process id and time of the claim."""
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return {"schema": 1, "started": started, "host": socket.gethostname(), "process": os.getpid()}
 
@@ -337,7 +337,7 @@ def already_taken(path: Path) -> RunDirectoryError:
 
 
 def _describe(path: Path) -> str:
-    """Return a phrase on a run directory's content: its start, logged steps and last checkpoint."""
+    """Return a text on the run in a directory: when it started, its logged steps and its last checkpoint."""
     claim = _read_claim(path)
     started = f"started {claim['started']}" if "started" in claim else "started"
     found = (step_of(row) for row in read_rows(path / "metrics.jsonl"))

@@ -35,7 +35,7 @@ class RankFailure:
     traceback: str
     """The worker's formatted traceback."""
     failed_at: float
-    """Time of the failure, in seconds since 1970. The first failure is the cause; other ranks only lost that rank."""
+    """Time of the failure, in seconds since 1970. The group raises the earliest failure: other ranks often fail as a consequence."""
 
 
 def run_on_worker(worker: object, method: str, call: Call) -> Any:

@@ -46,7 +46,14 @@ class WorkerHost:
         rank: int,
         reduction: Reduction | None = None,
     ) -> Plugin:
-        """Make a spec's plugin for a rank, start it, keep it under its role, and return it.
+        """Make and start a worker or a rollout engine, and return its plugin, which `worker` finds by role from then on.
+
+        Args:
+            spec: the role, the plugin and its context.
+            interface: the class that the plugin must extend.
+            mesh: the ranks of the worker group; None for a rollout engine.
+            rank: the rank of the worker, or the index of the replica.
+            reduction: computes sums over the ranks that share a batch; None for a single rank.
 
         Raises:
             DispatchError: the plugin does not implement the interface.
@@ -110,7 +117,7 @@ class WorkerHost:
         self._started.pop_all().close()
 
     def _transport(self, ref: PluginRef, context: PluginContext) -> Any:
-        """Return the transport of a reference; equal references give one object, which both ends of an in-process transport must share."""
+        """Return the weight transport that a reference names; equal references give one object, for sender and receiver in one process."""
         from dovetail.plugins.load import make_plugin
 
         with self._making:

@@ -154,7 +154,7 @@ class InlineRuntime(Runtime):
 
 
 def _computes_here(spec: WorkerSpec) -> bool:
-    """Return whether the engine's model is in this process, in which models are loaded one after another."""
+    """Return whether the engine loads its model in this process; such engines are started one after another."""
     return bool(getattr(spec.plugin.config, "in_process", True))
 
 

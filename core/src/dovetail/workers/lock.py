@@ -15,7 +15,7 @@ _HINT = (
 
 
 def plugins_here(run_directory: Path) -> dict[str, Any] | None:
-    """Describe the plugins of the run's `plugins.lock.json` in the versions that this process finds; None without such a file.
+    """Return a lock of the plugins in the run's `plugins.lock.json` as this process finds them; None without such a file.
 
     The controller sends the result to its workers. The file itself may be older: `resume` accepts changed code, with a message.
     """
@@ -54,7 +54,7 @@ def check_plugins(expected: Mapping[str, Any], *, where: str) -> None:
 
 
 def _differences(expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a text for each difference; the plugins of one distribution give equal texts."""
+    """Yield a text for each difference of a plugin. Plugins of one distribution give equal texts, which the caller merges."""
     here = {(item["kind"], item["name"], item.get("path")): item for item in found["plugins"]}
     for was in expected["plugins"]:
         now = here[was["kind"], was["name"], was.get("path")]

@@ -44,7 +44,7 @@ class OneToAll(DispatchMode):
 
 
 class AllToAll(OneToAll):
-    """Calls every rank with its own element of each argument, a list with one element a rank; returns results as one_to_all does."""
+    """Calls rank i with element i of every argument, which must be a list of one element per rank; returns results as one_to_all does."""
 
     name = "all_to_all"
 
@@ -184,7 +184,7 @@ class Division:
     spare: np.ndarray | None
 
     def shares(self, batch: Batch) -> list[Batch]:
-        """Return the samples of each part: K batches, of which none is empty."""
+        """Return the samples of each part as K batches; a part without samples gets the masked copy."""
         if len(self.parts_K) == 1:
             return [batch]
         if self.spare is None:
@@ -221,7 +221,9 @@ def divide(batch: Batch, parts: int, unit: str) -> Division:
 
 @lru_cache(maxsize=16)
 def _parts(tokens: bytes, units: bytes, parts: int) -> tuple[int, tuple[np.ndarray, ...]]:
-    """Return the tokens of the heaviest part, and the partition.
+    """Divide samples into parts of similar token counts; return the tokens of the heaviest part, and the sample indices of each part.
+
+    `tokens` and `units` are the bytes of int64 [N] arrays, the token count and unit id of each sample, since the cache needs hashable keys.
 
     The partition is cached because every pass of a step divides the same batch, and read-only because callers share it.
     """
@@ -233,7 +235,11 @@ def _parts(tokens: bytes, units: bytes, parts: int) -> tuple[int, tuple[np.ndarr
 
 
 def unit_ids(batch: Batch, unit: str) -> np.ndarray:
-    """Return the id of each sample's unit, int64 [N]; samples with the same id must stay together."""
+    """Return the id of each sample's unit, int64 [N]; samples with the same id must stay together.
+
+    Raises:
+        DispatchError: the batch lacks the unit's column, or has an odd number of samples for pairs.
+    """
     if unit == "pair" and UNIT_COLUMNS[unit] not in batch:
         if len(batch) % 2:
             raise DispatchError(f"unit 'pair' needs an even number of samples, not {len(batch)}")

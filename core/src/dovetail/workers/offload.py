@@ -15,7 +15,7 @@ class OffloadManager:
 
     Args:
         groups: the worker groups that are offloaded between their phases (`actor.offload`, …), by role.
-        phase: a function that times a block under a name, `onload` or `offload`. Neither phase is nested in another.
+        phase: a function that times a block as a phase of the run, here `onload` or `offload`.
         generates: whether a rollout and these groups take turns with the accelerator. Otherwise the actor is offloaded only while other
             models compute.
         beside: all worker groups of models, by role.

@@ -1,4 +1,4 @@
-"""EpisodeOutcome: leaves episodes out of training by their end or their errors."""
+"""EpisodeOutcome: leaves episodes out of training because of the way in which they ended, or of errors in them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EpisodeOutcome(SampleFilter):
         return groups.trajectory_mean_N(found_N.astype(np.float64)) == 0
 
     def _outcomes(self, document: Mapping[str, Any], finish_reason: str) -> set[str]:
-        """Return all outcomes that apply to an episode."""
+        """Return all outcomes that apply to an episode, from its trajectory as JSON values and its `finish_reason`."""
         trajectory = Trajectory.from_json(document)
         last = trajectory.turns[-1]
         by_tool = trajectory.end is EpisodeEnd.DONE and bool(last.calls)

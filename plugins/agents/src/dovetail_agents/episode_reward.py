@@ -28,7 +28,7 @@ class EpisodeReward(RewardFunction):
         *,
         trajectory: Mapping[str, Any] | None = None,
     ) -> Mapping[str, Any]:
-        """Return the score and the rewards of the turns.
+        """Return the rewards of the episode's turns as `turn_rewards`; the score is their sum.
 
         Args:
             data_source: not read.

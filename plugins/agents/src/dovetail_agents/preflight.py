@@ -15,10 +15,12 @@ _LOOP = "rollout.agent_loop"
 
 
 def tool_agent_unfit(config: Any, plan: Any) -> Iterator[Finding]:
-    """Report a `tool_agent` that has no tool, or whose `call_seconds` or `max_seconds` ends a call before the tool's own time limit.
+    """Report a `tool_agent` that has no tool, or whose time limits are in the wrong order.
+
+    `max_seconds` should be above `call_seconds`, and both above the time limit that a tool itself sets for a call.
 
     A tool that reaches its own limit reports this to the policy. A call that reaches the agent loop's limit fails the episode without a
-    score, so that a policy could avoid a score on purpose.
+    score, so that a policy could learn to avoid bad scores.
     """
     loop = config.rollout.agent_loop
     if not isinstance(loop, ToolAgentConfig):

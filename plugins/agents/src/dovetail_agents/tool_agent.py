@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 
 _HERMES = PluginSection(name="hermes")
 UNREADABLE = "unreadable_call"
-"""The name of an unreadable call in the trajectory."""
+"""Function name under which the trajectory records a call that the parser can't read."""
 _BACKOFF_SECONDS = 0.25
 
 
@@ -222,7 +222,7 @@ def _with_note(content: Any, note: str) -> Any:
 
 
 async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Await all; if one fails or the wait is cancelled, cancel the others and wait for their end before raising."""
+    """Await all coroutines concurrently and return their results; if one fails, or the wait is cancelled, cancel and await the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return list(await asyncio.gather(*tasks))

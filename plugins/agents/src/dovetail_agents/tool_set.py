@@ -148,7 +148,7 @@ async def _release(tool: Tool, state: Any) -> None:
 
 
 def _problem(error: Any) -> str:
-    """Return what is wrong with one argument, preceded by the argument's path."""
+    """Return the message of a schema error in a call's arguments, after the path of the wrong argument."""
     path = ".".join(map(str, error.absolute_path))
     return f"{path}: {_cut(error.message)}" if path else _cut(error.message)
 

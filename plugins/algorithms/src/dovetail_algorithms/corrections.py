@@ -87,7 +87,7 @@ class CorrectionByRatio(RolloutCorrection):
     def _reject(
         self, inputs: CorrectionInputs, log_ratio_T: Float[Tensor, "T"], metrics: dict[str, Metric]
     ) -> Bool[Tensor, "T"]:
-        """Return a mask, bool [T], of the tokens with `mask_T` True that meet every criterion."""
+        """Return a mask, bool [T], of the tokens to keep: those in `inputs.mask_T` that meet every criterion. Adds to `metrics`."""
         keep_T, kept = inputs.mask_T, {}
         for section in self.config.reject:
             criterion = Criterion.named(section.by, lower=section.lower, upper=section.upper)

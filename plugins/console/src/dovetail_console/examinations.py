@@ -10,7 +10,7 @@ from typing import Any
 from dovetail.plugins import ask, default_index
 
 GROUP = "dovetail.doctor"
-"""Entry-point group: `name = "module:function"`, a function without arguments that returns rows."""
+"""Entry-point group: `name = "module:function"`, a function without arguments that returns rows with the keys of `ROW`."""
 ROW: dict[str, type | tuple[type, ...]] = {
     "what": str,
     "available": bool,
@@ -68,7 +68,7 @@ def _examined(
 
 
 def _fault(row: object) -> str | None:
-    """Return what is wrong with a row; None if nothing is."""
+    """Return why a value that an examination returned is not a row with the keys and types of `ROW`; None if it is one."""
     if not isinstance(row, dict) or row.keys() != ROW.keys():
         keys = sorted(row) if isinstance(row, dict) else type(row).__name__
         return f"a row has the keys {keys}; expected {', '.join(ROW)}"

@@ -17,7 +17,7 @@ USABLE = 0.93
 """Share of an accelerator's memory that a plan may fill: the rest is for contexts of processes, kernels' own buffers and fragmentation."""
 
 _CACHES = 1 / 8
-"""If a rollout engine's share of an accelerator is lowered: the minimum part of a step's KV caches for which it must keep memory."""
+"""Fraction of a step's KV caches for which a rollout engine's share of an accelerator must have room after the share is lowered."""
 
 Changes = Mapping[str, object]
 Planned = Callable[[Changes], Plan]
@@ -25,7 +25,7 @@ Planned = Callable[[Changes], Plan]
 
 @attrs.frozen(kw_only=True)
 class Fit:
-    """Config changes that make a run fit the accelerators' memory, or the closest that were found."""
+    """The result of `fitting`: config changes, and whether the run with them fits the accelerators' memory."""
 
     card: int
     """Memory of an accelerator, in bytes."""
@@ -66,7 +66,7 @@ def fitting(planned: Planned, card: int) -> Fit:
 
 
 def _tried(judge: Callable[[Changes], Fit], steps: Iterable[Changes]) -> Fit | None:
-    """Return the `Fit` of a run under all these changes together; None if the config does not accept them."""
+    """Return the `Fit` of a run with the changes of all `steps` together; None if the run can't be planned with them."""
     changes = {key: value for step in steps for key, value in step.items()}
     try:
         return judge(changes)
@@ -77,7 +77,8 @@ def _tried(judge: Callable[[Changes], Fit], steps: Iterable[Changes]) -> Fit | N
 def _judged(planned: Planned, card: int, measured: Measured, changes: Changes) -> Fit:
     """Return the `Fit` of a run with these changes. If the run does not fit, try a smaller share of the accelerator for the rollout engine.
 
-    The share is then the largest that leaves enough memory for the models, provided that it is enough for the engine too.
+    The share is then the largest that leaves enough memory for the models, provided that it is enough for the engine too. `measured` is
+    the cache of `estimate_memory`.
 
     Raises:
         DovetailError: the run can't be planned.

@@ -24,11 +24,11 @@ class PlannedMemory:
     """The memory use of the fullest rank's accelerator, for each phase of a step."""
 
     phases: Mapping[str, Mapping[str, int]]
-    """Phase, such as `update of actor` → bytes by purpose."""
+    """Phase, such as `update of actor` → bytes held in this phase, by purpose, such as `actor weights`."""
     spare: Mapping[str, int] = attrs.field(factory=dict)
-    """Phase → bytes that the engine can do without if memory is short."""
+    """Phase → bytes that the engine of the phase's model can do without if memory is short."""
     rollout: Mapping[str, int] = attrs.field(factory=dict)
-    """Phase → bytes on the accelerator that rollout engines occupy."""
+    """Phase → bytes that rollout engines occupy on the accelerator during the phase."""
     uncounted: tuple[str, ...] = ()
     """Roles whose working memory, which includes activations, is not known."""
 
@@ -43,7 +43,7 @@ class PlannedMemory:
         return sum(self.phases[self.fullest].values())
 
     def least(self, phase: str) -> int:
-        """Return the minimum bytes of a phase: all of its bytes minus the bytes that the engine can do without."""
+        """Return the minimum bytes of a phase: all of its bytes minus its `spare` bytes."""
         return sum(self.phases[phase].values()) - self.spare.get(phase, 0)
 
 
@@ -90,7 +90,7 @@ def estimate_memory(
 def _taken(
     role: str, parts: Mapping[str, int], rule: MemoryRules, card: int | None
 ) -> Mapping[str, int]:
-    """Return the memory that an engine takes: its needs, or its configured share of the accelerator."""
+    """Return the bytes that a rollout engine takes, by purpose: its estimated needs (`parts`), or its configured share of `card` bytes."""
     if card is None or rule.share is None:
         return parts
     share = round(card * rule.share * rule.engines)
@@ -126,7 +126,7 @@ def _at_times(
     Args:
         models: the models that share the rank.
         engines: the memory of engines that generate on the rank, by purpose.
-        awake: the part of `engines` that stays while the models compute.
+        awake: the part of `engines` that stays on the accelerator while the models compute.
     """
     phases: dict[str, Mapping[str, int]] = {}
     rollout: dict[str, int] = {}

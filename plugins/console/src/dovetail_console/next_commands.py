@@ -46,7 +46,7 @@ def _after_training(plan: Plan, path: Path, saved: int, model: str | None) -> li
 
 
 def next_stage(plan: Plan, summary: Mapping[str, Any]) -> str | None:
-    """Return the documentation page on the training that usually follows training on examples; None for other runs."""
+    """Return the docs page on the training that usually follows training on examples; None unless such a run completed with a model."""
     if plan.generates or summary["status"] != "completed" or summary["model"] is None:
         return None
     lm = plan.models[0].head == "lm"

@@ -81,9 +81,9 @@ class Page:
     places: tuple[str, ...]
     """Key paths at which a config selects a plugin of this kind; none for plugins that are always active."""
     example: str
-    """YAML that selects the plugin, with its settings that are not null and further keys that these settings need."""
+    """Config in YAML that selects the plugin, with its main settings and the keys of other sections that the plugin needs."""
     stands_for: str
-    """Settings of a preset as YAML; empty for other plugins."""
+    """The settings that a preset makes, as YAML; empty for plugins that are not presets."""
     parts: tuple[tuple[str, str], ...]
     """Kind and name of each plugin that a preset selects; empty for other plugins."""
 
@@ -215,7 +215,12 @@ def _example(
 
 
 def _held(entry: object, collection: str | None) -> Any:
-    """Return an entry in its collection: in a `list`, or in a `dict` under a key of the user; else the entry itself."""
+    """Return the value of a config key that holds only this entry: a list of it, a mapping from a sample key to it, or the entry itself.
+
+    Args:
+        entry: the selection of a plugin: its name, or its section.
+        collection: `list`, `dict`, or None if the config key holds a single plugin.
+    """
     return {"list": [entry], "dict": {"my_key": entry}}.get(str(collection), entry)
 
 
@@ -232,7 +237,7 @@ def _worth_showing(kind: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _companions(plugin: PluginManifest) -> dict[str, Any]:
-    """Return the keys of other sections that the plugin needs to have the effect on its page."""
+    """Return a config with the keys of other sections without which the plugin does not work as its page describes."""
     facts = plugin.facts or {}
     if plugin.kind in ("policy_loss", "advantage") and facts.get("aggregation"):
         return _at(("algorithm", "loss_aggregation"), facts["aggregation"])
@@ -242,7 +247,7 @@ def _companions(plugin: PluginManifest) -> dict[str, Any]:
 
 
 def _at(path: KeyPath, value: Any) -> dict[str, Any]:
-    """Return a config with a single value."""
+    """Return a config that holds only `value`, at the key path `path`."""
     for key in reversed(path):
         value = {key: value}
     config: dict[str, Any] = value

@@ -29,13 +29,13 @@ class Probed:
     entry: Any
     """PluginEntry of the plugin."""
     status: str
-    """The plugin's state in the index, or `loadable` or `broken`."""
+    """`loadable` or `broken` after the import; the state in the index if nothing was imported, or only a requirement is missing."""
     reason: str | None
     fix: str | None
 
 
 def probed(entries: Iterable[Any]) -> list[Probed]:
-    """Import every usable plugin in a subprocess and return the result for each entry.
+    """Import, in subprocesses, every plugin that is usable or in the state `conflict`, and return a result for each entry.
 
     The plugins of one distribution are imported in one process. An entry whose import fails only because a requirement is missing keeps
     its state.

@@ -68,7 +68,12 @@ def _described(warning: LearningWarning) -> dict[str, Any]:
 
 
 def written(row: Mapping[str, Any], *, held_out: bool) -> Iterator[str]:
-    """Yield an overview's metrics, either of training or of held-out prompts, as text: `reward 0.120 → 0.840`."""
+    """Yield the key metrics of an overview as text, such as `reward 0.120 → 0.840`.
+
+    Args:
+        row: the overview of a run; see `overview`.
+        held_out: whether to yield the metrics of held-out prompts; else those of training.
+    """
     for name, ends in row["figures"].items():
         if name.startswith("val/") == held_out:
             figure = figures.key_figure(name, ends["better"])

@@ -33,8 +33,8 @@ _LABELS = {
     "tokens_per_second": ("Tokens a second", "length"),
     "reward_failures": ("Failed rewards", "length"),
 }
-"""Labels and styles of the entries of a summary. {} stands for the validation metric, and an empty style for this metric's style.
-Other names are shown unchanged."""
+"""Labels and number formats of the entries of a summary. {} stands for the validation metric, and an empty format for this metric's.
+The label of any other entry is its name, with spaces for underscores."""
 _ELSEWHERE = {
     "error",
     "directory",
@@ -42,7 +42,7 @@ _ELSEWHERE = {
     "total_steps",
     "accuracy_metric",
 }
-"""Entries of a summary that are shown in another place."""
+"""Entries of a summary that have no row of their own in its table."""
 _RECENT = 20
 """Number of recent steps from which the remaining time is estimated."""
 

@@ -38,14 +38,14 @@ SAMPLED = 3
 
 
 class _Part(NamedTuple):
-    """The location of one shard's rows."""
+    """The location of one shard's rows: `size` consecutive rows of one row group."""
 
     dataset: int
     number: int
     """Index of the shard within its dataset."""
     group: int
     place: int
-    """Index of the shard's first row in the row group."""
+    """Index of the shard's first row within its row group."""
     first: int
     """Index of the shard's first row within its dataset."""
     size: int
@@ -246,11 +246,11 @@ class CachedExamples(IndexedPrompts):
     def __getitem__(self, index: slice) -> list[Prompt]: ...
 
     def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
-        """Return the example at a position.
+        """Return the example at a position, or the examples of a slice.
 
         Raises:
-            DataError: the example's row is bad.
-            IndexError: the position is out of range, or the row is too long.
+            DataError: the row's file has changed; or, in `StreamedExamples`, the row is bad.
+            IndexError: the position is out of range; or, in `StreamedExamples`, the row is too long.
         """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -320,7 +320,7 @@ class ShardMaker:
         self._datasets = datasets
 
     def __call__(self, dataset: int, number: int, rows: Sequence[NumberedRow]) -> Shard | Path:
-        """Return a shard, or the path of its file in the cache.
+        """Make a shard. Return the path of its file if it was written to the cache, else the shard itself.
 
         Args:
             dataset: the index of the dataset.
@@ -334,7 +334,7 @@ class ShardMaker:
 
 
 class _Cursor:
-    """Reads the rows of shards. It keeps its position in a group, so that the next shard's rows are read without seeking."""
+    """Reads the rows of one dataset's shards. A shard that follows the one read last in the same row group is read without seeking."""
 
     def __init__(self, rows: RowGroups) -> None:
         self._rows = rows

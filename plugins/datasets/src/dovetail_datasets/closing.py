@@ -22,7 +22,7 @@ class Closing:
     tail: tuple[int, ...]
     """Tokens that the chat template writes after a response that is trained on."""
     added: int
-    """How many of a trained response's last tokens were added after the template, such as an end-of-turn token that `TurnEnds` adds."""
+    """Number of tokens at the end of a trained response that its template did not write, such as the end-of-turn token of `TurnEnds`."""
     token: int
     """The token that is appended to the response, and at which the model is trained: its output at this token rates all text before it.
     """

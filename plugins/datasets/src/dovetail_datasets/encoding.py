@@ -49,9 +49,10 @@ class TextEncoder:
     A message spells a control token if its text contains the token's text, such as `<|im_end|>`. A spelled token is encoded as plain text.
     Control tokens are the tokenizer's special tokens, and other added tokens that the chat template names, such as `<think>`.
 
-    Exception: in an assistant's messages, spelled tokens of the latter sort (named by the template, not special) are encoded as control
-    tokens, since datasets write thoughts and calls in this way. In messages of `system`, `developer` and `user`, only those without a bar
-    are (`<think>`, but not `<｜User｜>`); in tool results, none.
+    Exception: control tokens that the template names and that are not special, such as `<think>`, stay control tokens if an assistant's
+    message spells them, since datasets write thoughts and calls in this way. If a message of `system`, `developer` or `user` spells
+    them, they stay control tokens only if they contain no bar (`<think>`, but not `<｜User｜>`). In tool results, the exception does not
+    apply.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -131,7 +132,7 @@ class TextEncoder:
         return [self.given(message, message.get("role")) for message in taken]
 
     def given(self, value: T, role: str | None = "system") -> T:
-        """Return text, or lists and mappings with text, with marks around spelled control tokens.
+        """Put marks around the control tokens that a text spells, or the texts in lists and mappings, and return the result.
 
         Args:
             value: text, or containers with text, for a template or for encoding.
@@ -248,7 +249,13 @@ class TextEncoder:
         return self._resolved(text, lambda token: self._names.get(token, token), str)
 
     def _resolved(self, text: str, token: Callable[[str], str], given: Callable[[str], str]) -> str:
-        """Replace the template's control tokens by `token` and marked spellings by `given`, and remove the marks."""
+        """Remove the marks from a text; replace the template's control tokens and the marked spellings by the results of two functions.
+
+        Args:
+            text: a rendered text with marks.
+            token: returns the replacement of a control token of the template.
+            given: returns the replacement of a marked spelling.
+        """
 
         def one(match: re.Match[str]) -> str:
             between = match[1]

@@ -81,7 +81,7 @@ class ExampleProcess:
 
 
 def main() -> None:
-    """Run the parent's calls, read from standard input, until the input closes."""
+    """Run the calls that the parent process writes to standard input, and write each result to standard output, until the input closes."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keep the prints of libraries out of the answers
     make: Any = None

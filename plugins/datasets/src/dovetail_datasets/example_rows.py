@@ -200,9 +200,14 @@ def _up_to_the_last_trained(example: RawExample) -> RawExample:
 def _columns(
     kind: Examples, there: Collection[str], section: DataSection
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return two tuples of column names: those of the responses, and those that every file must have.
+    """Return two tuples of column names: the columns with the responses, and the columns that every file must have.
 
-    The first is empty if the responses are part of a conversation in one column.
+    The first tuple is empty if the responses are part of a conversation in one column.
+
+    Args:
+        kind: the kind of example.
+        there: the columns that the files have, which decide between formats of the same kind.
+        section: the data section, with the names of the prompt's and the conversations' column.
     """
     if kind == "preferences":
         return _SIDES, _SIDES
@@ -275,13 +280,17 @@ def _turns(value: Turns | str, role: str) -> Turns:
 
 
 def _is_implicit(prompt: object, sides: Sequence[Turns | str]) -> bool:
-    """Return whether the prompt is the common beginning of both sides. Some datasets repeat it as text in a column, which is ignored."""
+    """Return whether a preference pair's prompt has to be taken from its responses (`sides`), as the messages with which both begin.
+
+    That is so if the row has no prompt, or if its prompt is a text and both responses are conversations that do not begin with the
+    assistant: some datasets repeat the prompt as text, which is ignored.
+    """
     whole = (isinstance(side, list) and not _is_assistant(side[0]) for side in sides)
     return prompt is None or (isinstance(prompt, str) and all(whole))
 
 
 def _divided(sides: Sequence[Turns | str], where: str) -> RawExample:
-    """Return a pair whose prompt is the messages with which both sides begin."""
+    """Return a preference pair: its prompt is the messages with which both conversations (`sides`) begin, its responses are the rest."""
     chosen, rejected = sides
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise DataError(

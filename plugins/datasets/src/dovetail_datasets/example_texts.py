@@ -50,7 +50,9 @@ def texts_of(
 
 
 def _plain(tokenizer: Tokenizer, prompt: str, response: Any) -> AnswerText:
-    """Return a text with the beginning-of-sequence token, if the tokenizer adds one, and the end-of-sequence token."""
+    """Return a plain prompt and response as two parts: the beginning-of-sequence token, if the tokenizer adds one, precedes the prompt, and
+    the end-of-sequence token follows the response.
+    """
     prompt, eos = with_beginning(tokenizer, prompt), getattr(tokenizer, "eos_token", None) or ""
     return [prompt, response + eos]
 

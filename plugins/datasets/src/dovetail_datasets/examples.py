@@ -259,7 +259,12 @@ class ExampleMaker:
         return attrs.evolve(answer, image_mask=stands_T) if stands_T.any() else answer
 
     def _image_tokens(self, example: Example, part: str) -> int:
-        """Return the number of image placeholders in the prompt, in the longest response, or in both (`example`)."""
+        """Return the number of image placeholders in a part of an example.
+
+        Args:
+            example: the example.
+            part: `prompt`; `response`, for the longest response; or `example`, for the sum of the two.
+        """
         longest = max(example.answers, key=lambda answer: len(answer.ids)).image_mask
         found = {
             "prompt": int((example.prompt_ids == self._images.image_token).sum()),

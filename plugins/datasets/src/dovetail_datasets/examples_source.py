@@ -79,7 +79,7 @@ class StepExamples:
     samples: Sequence[Sample] = ()
     """Generated samples; always empty, since the step trains on examples of a dataset."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
-    """The reason why a prompt is not trained on, by prompt; always empty, since all examples are trained on."""
+    """(epoch, row, attempt) of each prompt that is not trained on → the reason; always empty, since all examples are trained on."""
 
     def batch(self) -> Batch:
         """Return the columns, one row per answer; the answers of a pair are adjacent."""
@@ -303,7 +303,7 @@ def _check_labels(examples: Iterable[Any], required: Mapping[str, str]) -> None:
     """Check that the rows of every dataset have the label columns that the run requires.
 
     Args:
-        examples: one example of each dataset, for all its rows.
+        examples: one example of each dataset, whose columns are taken as those of all its rows.
         required: the required columns of a step, each with the plugin that requires it.
 
     Raises:

@@ -72,7 +72,7 @@ class FileGroups(RowGroups):
 
 
 class _Reader:
-    """Counts the rows of a file's groups, and reads the rows. It refuses to read a file that has changed since."""
+    """Counts the rows of a file's groups, and reads the rows. Reading fails if the file has changed after the rows were counted."""
 
     def __init__(self, file: DataFile) -> None:
         self.name, self.path = file.name, file.path
@@ -92,7 +92,7 @@ class _Reader:
         raise NotImplementedError
 
     def _count(self) -> None:
-        """Set `sizes`, the number of rows of each group, and `digest`, of the file's content."""
+        """Set `sizes`, the number of rows of each group, and `digest`, the digest of the file's content."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -290,7 +290,11 @@ def arrow_rows(table: Any) -> list[dict[str, Any]]:
 
 
 def _may_be_filled(field: Any) -> bool:
-    """Return whether Parquet may have filled nested keys of a column with nulls: tools, or messages with nested fields such as calls."""
+    """Return whether a column may have nested keys that Arrow filled with nulls: a column of tools, or of messages with nested fields.
+
+    Args:
+        field: the `pyarrow.Field` of the column.
+    """
     import pyarrow.types as types
 
     kind = field.type

@@ -18,7 +18,7 @@ from dovetail_datasets.schema import RawRow
 
 
 class Rendered(NamedTuple):
-    """A prompt as the model's input."""
+    """A prompt's token ids, with image placeholders expanded, and its images."""
 
     ids: list[int]
     images: tuple[FoundImage, ...]
@@ -68,8 +68,8 @@ class ImageRenderer:
         """Read the row's images and make the row's prompt.
 
         Raises:
-            DataError: an image is missing, broken or refused by the model's processor, or the template does not write one
-                placeholder for each image.
+            DataError: an image is missing, broken or refused by the model's processor.
+            ModelError: the template does not write one placeholder for each image.
         """
         found, pictures = self._read(row.images, row.folder)
         text = self._text(row)
@@ -84,7 +84,7 @@ class ImageRenderer:
 
     @property
     def image_token(self) -> int:
-        """The placeholder token of images."""
+        """The id of the image placeholder token; −1 if the model has none."""
         return self._prompts.image_token or -1
 
     def raw(self, text: str) -> str:

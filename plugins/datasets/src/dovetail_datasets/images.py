@@ -25,7 +25,7 @@ PLACEHOLDER = "<image>"
 """The placeholder of an image in a message's text."""
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,")
 _LONGEST_SHOWN = 255
-"""Maximum length of a path that a message shows in full; a longer text is hardly a path."""
+"""Maximum length of a path that an error message shows in full; a longer text is probably not a path but, for example, base64."""
 _HINT = (
     "give a path relative to the dataset's folder or to the working directory, or an absolute path; "
     "an image in base64 must begin with 'data:image/png;base64,'"
@@ -92,8 +92,8 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
     """Return the images of a row's column.
 
     Args:
-        value: None, or a list of paths, bytes, base64 data URLs, or mappings with `bytes` or `path` (as the library
-            datasets stores images).
+        value: None, an image, or a list of images. An image is a path, bytes, a base64 data URL, or a mapping with `bytes` or `path` (as
+            the library datasets stores images).
         column: the name of the column, for messages.
         where: the row, for messages.
 
@@ -118,10 +118,10 @@ def images_in(value: object, column: str, where: str) -> tuple[RawImage, ...]:
 
 
 def image_of(entry: object, where: str) -> RawImage:
-    """Return the image in a value of the column.
+    """Return the image that one entry of an image column, or an image part of a message, contains.
 
     Raises:
-        DataError: the value is neither a path, nor bytes, nor a mapping with one of them.
+        DataError: the entry is neither a path, nor bytes, nor a data URL, nor a mapping with one of them; or it is a web address.
     """
     if isinstance(entry, Mapping):
         given = [entry.get(key) for key in ("bytes", "path", "image")]
@@ -253,7 +253,7 @@ def reference_to(path: Path, data: bytes) -> MediaRef:
 
     Args:
         path: the path of the file.
-        data: the bytes of the image.
+        data: the bytes of the file, for the digest in the reference.
     """
     return MediaRef(digest=hashlib.sha256(data).hexdigest(), path=str(path.absolute()))
 

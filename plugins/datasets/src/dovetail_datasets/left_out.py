@@ -31,7 +31,7 @@ _TOOLS = "functions in 'tools'"
 
 @attrs.define
 class Tally:
-    """Counts of rows by the part that the chat template leaves out, with the first row of each count."""
+    """For each part of rows that the chat template leaves out: the number of rows with this part (`rows`), and the first of them."""
 
     total: int = 0
     """Number of rows that were checked."""
@@ -52,7 +52,7 @@ class Tally:
         self.first = other.first | self.first
 
     def notes(self) -> tuple[str, ...]:
-        """Return a note for each kind of part that is left out, with its rows; empty if no part is."""
+        """Return a sentence for each part that is left out, with the number of rows and the first row; empty if no part is left out."""
         notes = []
         for what, number in self.rows.items():
             where = f"in {number:,} of {self.total:,} rows (the first: {self.first[what]})"
@@ -132,8 +132,9 @@ class LeftOut:
 def _kind(conversation: TrainedConversation) -> Hashable:
     """Return a key that is equal for conversations which a template treats alike, so that only one of them is rendered.
 
-    It holds, for each form of message, the role, the fields, whether it is trained on, and whether a user's message follows later; and
-    whether there are tools.
+    The key holds the forms of the conversation's messages, and whether the conversation has tools. A form is the role, the type of the
+    content, and whether a user's message follows later; for an assistant's message also the form of its reasoning, its number of calls
+    up to 2, whether it is trained on, and whether it is the last message.
     """
     shapes, asked_later, last = set[Hashable](), False, len(conversation.messages) - 1
     for place in range(last, -1, -1):
@@ -216,7 +217,17 @@ def _ended(
     trained: Sequence[str],
     tools: Any,
 ) -> bool:
-    """Return whether a turn's trained text has an end: a special token, or the text that the template writes after the last turn."""
+    """Return whether the trained text of a turn includes an end from which the model can learn to stop.
+
+    An end is a special token, the text that the template writes after the last turn, or, after a turn without calls, any other text.
+
+    Args:
+        tokenizer: the tokenizer whose template rendered the text.
+        turn: the turn, with marks in place of its texts.
+        marks: the turn's marks, each preceded by a description.
+        trained: the trained parts of the conversation's text.
+        tools: the functions of the conversation.
+    """
     last = marks[-1][1]
     part = next(part for part in trained if last in part).rstrip()
     tail = (message_form(tokenizer, tools).tail or "").strip()

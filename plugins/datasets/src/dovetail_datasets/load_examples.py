@@ -31,7 +31,7 @@ from dovetail_datasets.shards import SHARD_ROWS, ShardFolder, cache_folder
 STREAMED_FROM = 2**26
 """Estimated characters in all rows above which `data.streaming: auto` streams; a process tokenises about a million per second."""
 HEADS, HEAD = 4, 256
-"""The number of groups, and of first rows in each, from which a dataset's columns are determined."""
+"""Number of row groups (`HEADS`), and number of first rows of each (`HEAD`), from which a dataset's columns are determined."""
 PROCESSES_FROM = 8 * SHARD_ROWS
 """The number of uncached rows from which several processes are used, since a process takes seconds to start."""
 MOST_PROCESSES = 8

@@ -159,7 +159,10 @@ def refuse_no_files(section: DataSection) -> None:
 
 
 def datasets_of(section: DataSection) -> dict[str, tuple[tuple[str, ...], DataSection]]:
-    """Return the files and the section of each training dataset, by its name in the mixture; without a mixture, there is one dataset."""
+    """Return the files and the data section of each training dataset, by its name in the mixture.
+
+    Without a mixture, `section.train_files` are the only dataset, and its name is empty.
+    """
     if not section.mixture:
         return {"": (section.train_files, section)}
     return {

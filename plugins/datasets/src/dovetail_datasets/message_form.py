@@ -109,7 +109,15 @@ class MessageForm:
         return {**call, "arguments": arguments}
 
     def _by_name(self, text: str, name: object) -> Any:
-        """Return a call's arguments as a mapping; the text itself if it is not a JSON object and the template writes texts unchanged."""
+        """Parse a call's arguments as a JSON object. A text that is not one is returned unchanged if the template writes texts as they are.
+
+        Args:
+            text: the arguments as text.
+            name: the name of the called function, for the error.
+
+        Raises:
+            DataError: the text is not a JSON object, and the template does not write texts as they are.
+        """
         try:
             found = json.loads(text)
         except ValueError:
@@ -147,7 +155,7 @@ class MessageForm:
 
     @cached_property
     def _calls(self) -> tuple[bool, str | None]:
-        """Whether a call's arguments must be JSON text, and the content of a turn that has only calls.
+        """Whether call arguments must be JSON text instead of a mapping; and the content that a turn of only calls must have, `""` or None.
 
         DeepSeek's templates take JSON text. The template of its R1 distillates writes calls only if the content is None.
         """
@@ -162,7 +170,7 @@ class MessageForm:
 
     @cached_property
     def _writes_text(self) -> bool:
-        """Whether the template writes arguments that are a text unchanged."""
+        """Whether the template writes a call's arguments unchanged if they are a text."""
         text = json.dumps(_ARGUMENTS)
         return text in self.rendered([self._question, self._called(text, self._calls[1])])
 

@@ -134,7 +134,7 @@ def load_prompts(
 
 
 class _Placed(NamedTuple):
-    """A parsed row, with its number and location."""
+    """A parsed row, with its index in the dataset (`number`) and its file and number as text (`where`)."""
 
     number: int
     where: str
@@ -174,7 +174,7 @@ class _PromptMaker:
         self.left_out = LeftOut(self._text_of, own_tools=tools is None)
 
     def __call__(self, lot: Sequence[_Placed]) -> list[tuple[Prompt | None, int]]:
-        """Return for each row its prompt, None if left out as too long, and the number of tokens before truncation."""
+        """Return a pair for each row: its prompt, or None if it is left out as too long; and its number of tokens before truncation."""
         lot = [_with_tools(each, self._tools, raw=self._raw) for each in lot]
         rows = [each.row for each in lot]
         made: list[tuple[Prompt | None, int]] = []
@@ -306,7 +306,7 @@ def _with_tools(placed: _Placed, tools: Tools, *, raw: bool) -> _Placed:
 
 
 def _raw_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Return the token ids of texts; a text that already begins with the beginning-of-sequence token gets no special tokens."""
+    """Tokenise texts. The tokenizer adds no special tokens to a text that already begins with the beginning-of-sequence token."""
     bos = getattr(tokenizer, "bos_token", None)
     begun = [bool(bos and text.startswith(bos)) for text in texts]
     ids = {}

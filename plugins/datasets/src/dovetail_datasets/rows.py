@@ -1,4 +1,4 @@
-"""Rows of a dataset source, each with its number and its file."""
+"""Rows of a dataset source, each with its index in the dataset and its location in a file."""
 
 from __future__ import annotations
 

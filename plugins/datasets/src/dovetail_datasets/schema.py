@@ -207,7 +207,10 @@ def _message(message: object, where: str) -> dict[str, Any]:
 
 
 def _part(part: object, where: str) -> dict[str, Any]:
-    """Check and return a part of a message's content; types that only templates know are allowed."""
+    """Check a part of a message's content, and return it without null values.
+
+    Every type is accepted, since a template may know types that this package does not.
+    """
     is_text = isinstance(part, Mapping) and part.get("type") == "text"
     if not isinstance(part, Mapping) or (is_text and not isinstance(part.get("text"), str)):
         raise DataError(

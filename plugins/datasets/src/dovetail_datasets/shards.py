@@ -29,7 +29,7 @@ from dovetail_datasets.left_out import Tally
 from dovetail_datasets.limits import Truncation
 
 _OWN = ("raw", "where", "data_source", "labels", "lost")
-"""Fields of an example besides its tokens."""
+"""Fields of an example that a shard's file stores as JSON, besides its index, tokens and masks."""
 SHARD_ROWS = 1024
 """Maximum rows of a shard; a shard also ends with its row group."""
 
@@ -229,7 +229,7 @@ def _digest(content: Any) -> str:
 def cache_folder(
     given: str | None, tokenizer: Tokenizer, follows_from: Mapping[str, Any]
 ) -> Path | None:
-    """Return the folder of a dataset's shards; None for a tokenizer without a digest, or a template that reads the clock.
+    """Return the folder of a dataset's shards. None, for no cache: the tokenizer is not a fast one, or its template reads the clock.
 
     Args:
         given: the cache's directory (`data.cache_dir`); see `cache_root`.

@@ -56,7 +56,7 @@ class DataRecipeConformance(PluginConformance):
         return folder
 
     def prepared(self, folder: Path, rows: Files | None = None) -> Path:
-        """Return the folder that the recipe writes for the suite's rows, or for the given ones."""
+        """Prepare rows, by default the suite's, with the recipe, and return the folder with the written Parquet files."""
         if self.plugin.repository and not self.rows:
             pytest.skip("the suite has no rows of the dataset: set its `rows`")
         output = folder / "prepared"

@@ -32,8 +32,8 @@ class Condition:
     name: str
     """One-word name for `events.jsonl`; also the heading of its section in docs/diagnosis.md."""
     figures: tuple[str, ...]
-    """Metrics that show the condition, the most important first; `val` stands for the run's main score in validation. Warnings quote them.
-    Rows of metrics without any of them are ignored.
+    """Metrics that show the condition, the most important first; `val` stands for the run's main score in validation. A
+    warning quotes these metrics. A row of metrics without any of them does not count for this condition.
     """
     holds: Callable[[MetricHistory], bool]
     message: str
@@ -60,7 +60,7 @@ def _no_signal(history: MetricHistory) -> bool:
 
 
 def _no_chance(steps: list[bool]) -> bool:
-    """Return whether the latest consecutive steps without signal are too many to be chance.
+    """Return whether the latest consecutive steps without signal (equal rewards or no advantage) are too many to be chance.
 
     In runs with small batches, single steps without signal are normal. The share of such steps before the latest ones is taken as their
     probability.

@@ -33,7 +33,7 @@ class Figure:
     unless: str = ""
     """Regular expression of more informative metrics. If a metric of the same step matches, this figure is not shown."""
     always: bool = True
-    """Whether a report says so if the figure was not measured; if False, the report then leaves the figure out."""
+    """Whether a report lists the figure as not measured if it has no values; if False, the report then leaves the figure out."""
     better: str = ""
     """The better direction, `up` or `down`; empty if neither direction is better in itself."""
 

@@ -22,7 +22,8 @@ class RunFrames:
     Attributes:
         metrics: one row per step, indexed by `step`, and one column per metric. All rows of a step in `metrics.jsonl` are merged; missing
             values are NaN.
-        samples: one row per recorded sample. `step` is the sample's step; `file` is `validation` for a sample of a validation, else `step`.
+        samples: one row per recorded sample. The column `step` has the sample's step, and the column `file` the text `validation` for a
+            sample of a validation, `step` for one of training.
         config: the config of the run.
         summary: the content of `summary.json`; empty if there is no such file, as before the first end of the run.
     """

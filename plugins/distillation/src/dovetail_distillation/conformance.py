@@ -22,8 +22,14 @@ STEP = 1e-5
 def plain_divergence(
     name: str, tail: str, beta: float, teacher_TK: np.ndarray, student_TK: np.ndarray
 ) -> np.ndarray:
-    """Return each token's divergence by its definition, float64 [T], from the teacher's and the student's log-probabilities of the
-    teacher's K most likely words, [T, K].
+    """Compute each token's divergence directly from its definition, float64 [T], to test the module `divergences`.
+
+    Args:
+        name: the divergence: `forward_kl`, `reverse_kl` or `jsd`.
+        tail: the treatment of words beyond the K: `bucket` or `renormalize`.
+        beta: the teacher's weight in the mixture of `jsd`.
+        teacher_TK: the teacher's log-probabilities of its K most likely words, [T, K].
+        student_TK: the student's log-probabilities of the same words, [T, K].
     """
 
     def whole(log_probs_TK: np.ndarray) -> np.ndarray:

@@ -257,7 +257,15 @@ class Endpoint:
         return tokens
 
     def _top(self, entry: dict[str, Any] | None, top_k: int) -> tuple[list[int], list[float]]:
-        """Return the K most likely words at a position, the likeliest first, and their log-probabilities."""
+        """Return the ids of the K most likely words at a position, the likeliest first, and their log-probabilities.
+
+        Args:
+            entry: the server's answer for the position: token id as text → a mapping with `logprob`.
+            top_k: the number K.
+
+        Raises:
+            TeacherError: the answer has fewer than K words.
+        """
         found = sorted(
             ((w["logprob"], int(word)) for word, w in (entry or {}).items()), reverse=True
         )
@@ -271,13 +279,17 @@ class Endpoint:
 
 
 def _entry(entry: dict[str, Any] | None, word: int) -> dict[str, Any]:
-    """Return what the server answered about a word at one position (`logprob`, `decoded_token`); empty if it is not in `entry`."""
+    """Return the server's data on a word at one position (`logprob`, `decoded_token`); empty if the answer `entry` lacks the word."""
     found = (entry or {}).get(str(word))
     return found if isinstance(found, dict) else {}
 
 
 def _plain_words(tokenizer: Tokenizer) -> dict[int, str]:
-    """Return some plain-text tokens with their texts, spread over the vocabulary; at least two."""
+    """Return up to `PROBED` tokens with printable ASCII texts, spread over the vocabulary, as token id → text.
+
+    Raises:
+        ConfigError: the vocabulary has fewer than two such tokens.
+    """
     size = len(tokenizer)
     found = {}
     for word in range(size):

@@ -1,4 +1,4 @@
-"""A preflight rule: checks that the teachers' servers fit on the machines beside the run's pools of accelerators."""
+"""A preflight rule: checks that the machines have accelerators for the teachers' servers in addition to the run's pools."""
 
 from __future__ import annotations
 

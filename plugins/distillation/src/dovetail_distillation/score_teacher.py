@@ -158,7 +158,7 @@ class ScoreTeacher(Stage):
     def _scored(
         self, name: str, batch: Batch, outputs: dict[str, OutputSpec], step: StepContext
     ) -> Batch:
-        """Return the columns that a teacher computes for its samples."""
+        """Return the columns of `outputs`, computed by the teacher `name`; `batch` holds only the samples of this teacher."""
         if name in self._endpoints:
             count = max((output.inner[0] for output in outputs.values() if output.inner), default=0)
             return asyncio.run(self._endpoints[name].score(batch, count))
@@ -174,7 +174,7 @@ def _without_teacher(sources: str, config: ScoreTeacherConfig) -> DataError:
 
 
 def _sized(name: str, facts: PlanFacts) -> OutputSpec:
-    """Return the spec of the output `name`; an output with several words per token gets K of them (see `_words`)."""
+    """Return the spec of the output `name`; an output of most likely words has K words at each token (see `_words`)."""
     if not OUTPUTS[name].inner:
         return OUTPUTS[name]
     return OUTPUTS[name].sized(_words(facts))

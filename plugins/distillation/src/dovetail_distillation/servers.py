@@ -31,7 +31,7 @@ _SHOWN = 2000
 
 @attrs.define(eq=False)
 class _Place:
-    """The process of a server, with the number of its running requests."""
+    """The process of one server, the number of its running requests, and the lock under which it is restarted."""
 
     worker: TaskWorker
     running: int = 0
@@ -180,7 +180,7 @@ class TeacherServer:
         self._process.close()
 
     def _start_again(self) -> None:
-        """Restart the server if it has died. Only the first of its failed requests restarts it."""
+        """Restart the server if it has died. If several requests failed at its death, only the first one restarts it."""
         with self._starting:
             if self._process.exit_status is not None:
                 self._process.close()
@@ -210,7 +210,7 @@ class TeacherServer:
 
 
 def serve(given: bytes, logger: Logger) -> TeacherServer:
-    """Start a teacher's server from its settings, as JSON, and return the object that forwards requests to it."""
+    """Start a teacher's server from `given`, its settings as JSON, and return the object that forwards requests to it."""
     server = TeacherServer(json.loads(given))
     logger.info("a teacher's server is ready")
     return server
@@ -248,7 +248,7 @@ def from_sglang(answered: bytes) -> bytes:
 
 
 def _arguments(setup: Mapping[str, Any], port: int) -> list[str]:
-    """Return the module and its arguments, to be put after `python -m`, that start a server of the teacher's model."""
+    """Return the words after `python -m` that start a server of the teacher's model: the server's module and its options."""
     own = {"served_model_name": setup["model"], "host": LOOPBACK, "port": port}
     ranks = max(1, setup["accelerators"])
     if setup["engine"] == "sglang":

@@ -19,7 +19,7 @@ from dovetail_distillation.config import TeacherAdvantageConfig
 
 
 class TeacherAdvantage(Stage):
-    """Replaces `advantages` by advantages per token, to which a multiple of log π_teacher − log π_old is added."""
+    """Replaces `advantages` by A' of the module's equation, one value per token."""
 
     name = "teacher_advantage"
     api = ">=1.0,<2"

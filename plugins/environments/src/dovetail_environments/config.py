@@ -115,7 +115,7 @@ class EnvironmentRowsConfig(PluginSection):
     environments: dict[str, EnvironmentSection] = plugin_field(
         "environment", None, collection="dict"
     )
-    """The environments by name: those of the agent loop `environments`, which sets this field unless the config does."""
+    """The environments by name. Unless the config sets this field, it gets the environments of the agent loop `environments`."""
 
 
 @attrs.frozen(kw_only=True)
@@ -136,7 +136,7 @@ class EnvironmentsConfig(GatewaySection):
             )
 
     def settings(self) -> Mapping[str, Any]:
-        """Return the config sections that follow from the environments: `data` for their tasks and weights, `reward` for their scores."""
+        """Return values that the environments imply for other sections: `data` for their tasks and weights, `reward` for their scores."""
         named = {name: _given(section) for name, section in self.environments.items()}
         return {
             "data": {
@@ -156,7 +156,7 @@ class EnvironmentsConfig(GatewaySection):
 
 
 def _given(section: EnvironmentSection) -> dict[str, Any]:
-    """Return the fields of a section that differ from their defaults, among them `name` or `path`, which select the plugin."""
+    """Return the fields of a section that differ from their defaults; these include `name` or `path`, which selects the plugin."""
     return {
         field.name: value
         for field in attrs.fields(type(section))

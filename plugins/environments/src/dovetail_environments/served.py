@@ -13,7 +13,7 @@ Found = TypeVar("Found")
 
 
 class ServedModel:
-    """How a program that an environment starts, such as an agent, calls the policy during one episode: URL, API key and model name.
+    """The URL, API key and model name by which a program of an environment, such as an agent, calls the policy during one episode.
 
     Args:
         url: the gateway's URL without a path, which is the base URL for Anthropic's clients.

@@ -23,7 +23,7 @@ _MOST = 6
 
 
 class _LoopOf(EnvironmentsLoop):
-    """The agent loop over one environment, which need not be an installed plugin."""
+    """The agent loop with one environment, made from the class under test; this class need not be an installed plugin."""
 
     plugin: ClassVar[type[Environment]]
 
@@ -41,7 +41,7 @@ class EnvironmentConformance(PluginConformance):
     turns: ClassVar[Sequence[str]] = ("one turn", "another")
     """The turns of a policy that ignores the task; after the last turn, the policy repeats them from the first."""
     best: ClassVar[float] = 1.0
-    """The reward of a solution."""
+    """The reward that an episode with the turns of `solution` must get."""
 
     def solution(self, task: EnvironmentTask) -> Sequence[str] | None:
         """Return the policy's turns that solve a task and earn the reward `best`; None if no rule solves the task."""

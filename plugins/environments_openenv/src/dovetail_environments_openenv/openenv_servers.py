@@ -13,10 +13,10 @@ from dovetail_environments_openenv.config import OpenEnvConfig
 class OpenEnv(WorkerEnvironment):
     """Runs an environment of OpenEnv: the policy's turns are actions, and the observations are shown to the policy.
 
-    Training tasks come from the split of type `train` in the environment's task API, held-out tasks from the first other split
-    or, without another split, after the training tasks. An environment without a task API is reset with seeds instead. An
-    action that the environment refuses is answered with the reason, and counts as a turn. The reward components are `turns` and
-    `invalid` (the number of refused actions).
+    Training tasks come from the split of type `train` in the environment's task API, held-out tasks from the first other split.
+    If there is no other split, held-out tasks are those after the training tasks. An environment without a task API is reset with
+    seeds instead. An action that the environment refuses is answered with the reason, and counts as a turn. The reward components
+    are `turns` and `invalid` (the number of refused actions).
 
     In a config:
 

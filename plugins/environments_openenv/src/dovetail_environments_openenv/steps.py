@@ -32,7 +32,7 @@ class Server:
     """A session of an OpenEnv server. If the settings name a project, this process starts the project's server first.
 
     Args:
-        settings: the fields of an OpenEnvConfig.
+        settings: the fields of an OpenEnvConfig, and the run's `seed`.
 
     Raises:
         RuntimeError: the server does not start, or does not answer.

@@ -65,7 +65,7 @@ class ReasoningGym(Environment):
         return float(dataset.score_answer(answer, dataset[task["number"]]))
 
     def _unasked(self, name: str, count: int, asked: set[Any]) -> Iterator[EnvironmentTask]:
-        """Yield up to `count` held-out tasks of a dataset whose prompts are not in `asked`, and add their prompts to `asked`."""
+        """Yield up to `count` held-out tasks of the dataset `name`, without prompts that are in `asked`; add their prompts to `asked`."""
         for number in range(_TRIES * self.config.held_out):
             if not count:
                 return

@@ -12,7 +12,8 @@ class Textarena(WorkerEnvironment):
     """Plays games of TextArena, alone or against random moves.
 
     The observations since the policy's last move form a user message; each turn of the policy is a move. The reward is the game's, in most
-    games from −1 to 1. The reward components are the reward by game, `turns`, and `invalid`: 1 if an invalid move lost the game.
+    games from −1 to 1. The reward components are the reward under the game's name, `turns`, and `invalid`: 1 if an invalid move lost the
+    game.
 
     In a config:
 

@@ -76,7 +76,7 @@ def _made(taskset: str, agent: str) -> Any:
 
 
 def _environment(settings: dict[str, Any]) -> Any:
-    """Return verifiers' environment of the taskset, its harness and its runtime."""
+    """Return verifiers' environment object, which combines the taskset, its harness and its runtime; it is made only once."""
     taskset = {**settings["taskset_config"], "id": settings["taskset"]}
     harness = {**settings["harness_config"], "id": settings["harness"]}
     agent = {"harness": harness, "runtime": settings["runtime"]}

@@ -13,8 +13,8 @@ from dovetail_environments_verifiers.config import VerifiersConfig
 class Verifiers(WorkerEnvironment):
     """Runs a taskset of verifiers: the harness calls the policy, and the taskset's rewards score the episode.
 
-    The reward is the sum of the weighted rewards of the episode's traces. The reward components are the single rewards, the traces' metrics
-    and `turns`. An episode in which verifiers records an error fails.
+    The reward is the sum of the weighted rewards of the episode's traces. The reward components are each reward by name, the traces'
+    metrics and `turns`. An episode in which verifiers records an error fails.
 
     In a config:
 

@@ -1,4 +1,4 @@
-"""Config class of the agent loop `program`. Nothing here imports more than the config sections."""
+"""Config classes of the agent loop `program`, and the base class of similar configs. This module imports nothing but config sections."""
 # ruff: noqa: RUF009 - plugin_field makes an attrs field, as attrs.field does
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class GatewaySection(EpisodeSection):
     max_observation_tokens: int = attrs.field(default=2**24, validator=_COUNT)
     """Maximum tokens of one message that continues a conversation; a longer message is cut for the policy."""
     unknown_turns: Literal["fork", "fail"] = "fork"
-    """Effect of a call whose history has an assistant turn that the policy did not produce in the episode, such as an example or
-    a summary. `fork`: the call begins a further sequence, in which that turn is not trained on; `fail`: the episode fails."""
+    """Effect of a call whose history has an assistant turn that neither the policy produced in the episode nor the dataset row
+    contains, such as a summary. `fork`: the call begins another token sequence of the episode, in which that turn is not trained on.
+    `fail`: the episode fails."""
     max_pending_calls: int = attrs.field(default=64, validator=_COUNT)
     """Maximum concurrent calls of an episode; a program with more concurrent calls fails."""
     max_request_bytes: int = attrs.field(default=32 << 20, validator=_COUNT)

@@ -175,7 +175,10 @@ class EpisodeEndpoint:
         return answers
 
     def _with_earlier(self, call: ModelCall) -> ModelCall:
-        """If a call continues an earlier response (`previous_response_id`), return it with that conversation's messages put first."""
+        """Return a call with the messages of the conversation up to its `previous_response_id` put before its own messages.
+
+        A call without this field is returned unchanged.
+        """
         earlier = call.body.get("previous_response_id")
         if earlier is None:
             return call

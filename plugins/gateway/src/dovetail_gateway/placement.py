@@ -38,7 +38,7 @@ class PlacedPrograms:
         self._starting = [asyncio.Lock() for _ in self._workers]
 
     async def run(self, run: ProgramRun, until: asyncio.Event) -> ProgramEnd:
-        """Run a program in one of the processes; return as `run_program` does.
+        """Run a program in one of the processes until it ends or `until` is set, and return how it ended; see `run_program`.
 
         Raises:
             EpisodeError: the runtime's process was lost, or can't be restarted. The next program for this process tries to restart it.

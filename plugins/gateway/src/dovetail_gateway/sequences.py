@@ -36,7 +36,7 @@ class ServedSequence:
     busy: bool = False
     """Whether a call is being answered in this sequence."""
     begun: int = 0
-    """The number of messages before the call that is being answered."""
+    """The number of messages that the sequence had before the call that is being answered."""
 
     def rest(self, call: ModelCall) -> Sequence[Message] | None:
         """Return the messages that a call adds to the sequence, or None if they can't be appended. Earlier messages are not compared."""
@@ -70,7 +70,7 @@ class EpisodeSequences:
         return self._encoder.texts([(messages, list(tools) or None)], generate=True)[0]
 
     def find(self, call: ModelCall) -> tuple[ServedSequence | None, str]:
-        """Return the longest sequence that a call continues, or None and the reason why there is none."""
+        """Return the longest sequence that a call continues; or None and the reason, such as `parallel`, why the call begins a sequence."""
         free = [
             s
             for s in self._all
@@ -87,7 +87,7 @@ class EpisodeSequences:
         return None, "other_history"
 
     def _reads_same(self, sequence: ServedSequence, call: ModelCall) -> bool:
-        """Return whether a call's messages are rendered like the sequence's messages, apart from white space."""
+        """Return whether the chat template renders a call's first messages like the sequence's messages, apart from white space."""
         theirs = call.messages[: len(sequence.messages)]
         if [m["role"] for m in theirs] != [m["role"] for m in sequence.messages]:
             return False
@@ -147,7 +147,7 @@ class EpisodeSequences:
 
 
 def prompt_ids(session: Session, made: Completion) -> np.ndarray:
-    """Return the prompt tokens with which a session began, int64 [P]."""
+    """Return the prompt tokens with which a session began, int64 [P]: those of `made`, its completion, or else of the row's prompt."""
     return session.prompt.prompt_ids if made.prompt_ids is None else made.prompt_ids
 
 

@@ -167,7 +167,10 @@ def _parser_options(ref: PluginRef, engine: str, before: str, template: str) -> 
 
 
 def _base(path: str, revision: str | None) -> tuple[str | None, Mapping[str, Any]]:
-    """Return a base model's hub id (None without one), and the front matter of its card (empty without a card)."""
+    """Return the hub id of the base model at `path`, a directory or a hub id, and the front matter of its model card.
+
+    The hub id is None if it is unknown; the front matter is empty if there is no card.
+    """
     from huggingface_hub import ModelCard, hf_hub_download
 
     folder = Path(path).expanduser()
@@ -185,7 +188,7 @@ def _base(path: str, revision: str | None) -> tuple[str | None, Mapping[str, Any
 
 
 def _hub_id(path: str, kind: str) -> str | None:
-    """Return the repository of a path in the hub's cache; None for any other path."""
+    """Return the hub repository of a path in the hub's local cache; None for any other path. `kind` is `models` or `datasets`."""
     match = re.search(rf"{kind}--([^/]+?)--([^/]+)/snapshots/", f"{path}/")
     return f"{match[1]}/{match[2]}" if match else None
 

@@ -63,7 +63,7 @@ class Conversation(ABC):
 
     @abstractmethod
     async def _reply(self, pool: RolloutPool, text: str) -> str:
-        """Return the model's answer to a text; `reply` adds a hint to its errors."""
+        """Return the model's answer to a text; subclasses implement this method, which `reply` calls."""
 
     def _request(self, prompt_ids: np.ndarray) -> RolloutRequest:
         number, self._replies = self._replies, self._replies + 1

@@ -297,10 +297,10 @@ def _request(prompt: Prompt, sampling: SamplingParams, n: int, seed: int) -> Rol
 
 @contextmanager
 def _output(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Lock the output's file of settings, which is written if there is no output yet.
+    """Hold a lock on `OUT.settings.json` during the block; write `settings` to this file first if there is no output yet.
 
     Raises:
-        DovetailError: the output can't be written, belongs to other settings, or another process is writing it.
+        DovetailError: the output can't be written, belongs to other settings, or is being written by another process.
     """
     beside = out.with_name(f"{out.name}.settings.json")
     other = "name another file with --out, or remove this one"

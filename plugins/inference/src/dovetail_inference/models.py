@@ -48,9 +48,11 @@ class ModelSource:
         return None if self.checkpoint is None else int(self.checkpoint.name.removeprefix("step_"))
 
     def load_config(self, file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
-        """Load the config for using the model: `file`, by default the config of the model's run, with `model` set to this model.
+        """Load the config for using this model. Its section `model` names this model, or for a checkpoint the base model of the run.
 
-        Without a file and a run, all keys but `model.path` have their defaults.
+        Args:
+            file: the config file; by default the config of the model's run, or the default config if the model comes from no run.
+            overrides: `key=value` overrides of the config.
 
         Raises:
             ConfigError: the config is wrong.

@@ -201,7 +201,10 @@ class ServedRollout(BaseRollout):
 
 
 def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
-    """Return all sampling parameters, since servers take missing ones from the model's generation_config.json."""
+    """Return a request's sampling fields, with the seed of `stream`.
+
+    All fields are set, since servers take missing ones from the model's generation_config.json.
+    """
     return {
         "max_tokens": sampling.max_new_tokens,
         "temperature": sampling.temperature,
@@ -220,7 +223,9 @@ def _sampling(sampling: SamplingParams, stream: SampleStream) -> dict[str, Any]:
 def check_template(
     config: RunConfig, server: ModelServer, prompts: Sequence[Prompt], tools: Any
 ) -> None:
-    """Check that the chat templates of the server and the run give the same number of tokens for prompts.
+    """Check that the chat templates of the server and the run give the same number of tokens for the first prompts.
+
+    Prompts with media, and prompts that may have been shortened to `data.max_prompt_length`, are skipped.
 
     Raises:
         ConfigError: the numbers differ, or the server does not accept chat requests with the run's features, such as

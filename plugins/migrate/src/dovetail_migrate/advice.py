@@ -40,7 +40,7 @@ def _ppo() -> dict[str, object]:
 
 @functools.cache
 def _known() -> frozenset[str]:
-    """Return every key of verl's configs, and the sections that contain these keys."""
+    """Return the dotted keys of verl's configs and of the sections that contain them; root sections are left out."""
     names = ("ppo_trainer", "ppo_megatron_trainer", "fully_async_ppo_trainer")
     keys = {key for name in names for key, _ in leaves(Composer(VERSIONS[0]).compose(name))}
     parts = (key.split(".") for key in keys)

@@ -114,10 +114,18 @@ def trl(config: Path, output: str, processes: int, partial: bool, as_json: bool)
 def finish(
     draft: Draft, report: ImportReport, target: str, source: str, *, partial: bool, as_json: bool
 ) -> None:
-    """Print the report, and write the config unless keys are refused or unknown.
+    """Print the report, and write the config if all keys can be imported or `partial` is set.
+
+    Args:
+        draft: the draft of the config.
+        report: the report on the draft.
+        target: the path of the config, or `-` for standard output.
+        source: the origin of the config, for the comment on its first line.
+        partial: whether to write the config without the keys that can't be imported.
+        as_json: whether to print the report as JSON.
 
     Raises:
-        ConfigError: keys are refused or unknown, and `partial` is not set.
+        ConfigError: keys are refused or unknown, or the job has other problems, and `partial` is not set.
     """
     if as_json:
         click.echo(json.dumps(report.as_json(), indent=2))
@@ -223,7 +231,7 @@ def _training(commands: Sequence[tuple[str, ...]]) -> list[VerlCommand]:
 
 
 def _other(command: VerlCommand) -> str:
-    """Return Dovetail's command in place of a program of verl that does not train."""
+    """Return the Dovetail command that replaces a command of verl that does not train, such as `verl.model_merger`."""
     options = dict(zip(command.rest, command.rest[1:], strict=False))
     if command.module == "verl.model_merger" and "--local_dir" in options:
         return f"{OTHERS[command.module]} {options['--local_dir']} {options.get('--target_dir', 'DIRECTORY')}"

@@ -84,7 +84,7 @@ def report_on(given: Mapping[str, tuple[str, Any]], draft: Draft, notes: list[st
     """Return the report on the given keys of a draft.
 
     Args:
-        given: the original spelling and the value of each key that the user gave, by `KeyFinding.theirs`.
+        given: the spelling and the value of each key as the user gave them, by the key's name in the findings (`KeyFinding.theirs`).
         draft: the draft with its findings.
         notes: further notes for the reader.
     """

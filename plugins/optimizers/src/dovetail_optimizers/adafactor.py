@@ -17,7 +17,7 @@ class Adafactor(Optimizer):
     w are a parameter's weights, g their gradient and t the step; u = g / √v̂ and lr_t = min(lr, 1 / √t). v̂ is the running average of g².
     For a matrix, v̂ is the product of the row and column averages of g², divided by their mean.
 
-    Lacks the capability `sharded`: torch's Adafactor refuses DTensors (an in-place power of a partial norm, as of 2.13).
+    Lacks the capability `sharded`: torch's Adafactor (as of 2.13) fails on DTensors, since it raises a partial norm to a power in place.
     """
 
     name = "adafactor"

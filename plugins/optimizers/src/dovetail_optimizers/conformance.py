@@ -27,7 +27,7 @@ class TestAdamW8bit(OptimizerConformance):
 
     @pytest.fixture(autouse=True)
     def _eager(self) -> Iterator[None]:
-        """Run torchao without compiling its kernels, which takes a minute."""
+        """Run each test without compiling torchao's kernels, since compilation takes a minute; skip the test without torchao."""
         if find_spec("torchao") is None:
             pytest.skip("needs torchao: pip install 'dovetail-optimizers[torchao]'")
         with torch.compiler.set_stance("force_eager"):

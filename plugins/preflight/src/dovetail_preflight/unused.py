@@ -104,8 +104,9 @@ def _changed(section: Any, defaults: Any) -> Iterator[str]:
 def _changed_plugin(
     field: attrs.Attribute[Any], section: PluginSection, default: Any
 ) -> Iterator[str]:
-    """Yield the field's name if its section selects another plugin than the default, or else the keys of the plugin's settings that differ
-    from `default`.
+    """Yield the changed keys of a field whose value selects a plugin.
+
+    These are the field itself if another plugin than the default is selected, else the plugin's settings that differ from `default`.
     """
     if section.path is not None or section.name != field.metadata.get(PLUGIN_DEFAULT):
         yield field.name

@@ -42,7 +42,8 @@ def vocabulary_differs(config: RunConfig, plan: Plan | None) -> Iterator[Finding
     A sample can contain every id of the run's tokenizer for which the policy has an embedding. A reference or a critic must have an
     embedding for each of these ids. Missing embeddings are an error for tokens of the trained vocabulary, the end-of-sequence token, and
     tokens that the chat template writes. Missing embeddings of other added tokens are a warning, since samples need not contain these
-    tokens. The policy may lack embeddings of other added tokens, and of tokens to which its own tokenizer gives the same ids.
+    tokens. If the policy itself lacks an embedding, this is no finding for other added tokens, nor for tokens to which the policy's own
+    tokenizer gives the same id.
 
     A model's own tokenizer must give the same ids to the same tokens as the run's tokenizer. A difference is an error for tokens of the
     trained vocabulary, and a warning for added tokens. Padding rows of an embedding are ignored. Models that are not on this machine are

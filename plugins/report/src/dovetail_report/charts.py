@@ -13,8 +13,8 @@ from dovetail_diagnosis import figures
 SERIES_COLOURS = 8
 """Number of colours for the lines of a chart in the page's stylesheet: `--series-1` to `--series-8`."""
 _POINTS = 1000
-"""Maximum points of a line. A longer line is divided into equal sections, and drawn as the sections' means, in a band from
-each section's smallest to its largest value."""
+"""Maximum points of a line. A longer line is divided into equal sections, and drawn as the sections' means. If the line has no
+interval, a band shows each section's smallest and largest value."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The section of a report about episodes: their figures, and each episode turn by turn. T tokens of a response."""
+"""The section of a report about episodes: their metrics, and each episode turn by turn. Legend: T tokens of a response."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _summary(trajectory: Trajectory, mask_T: Sequence[int]) -> str:
 
 
 def _figures(trajectory: Trajectory, mask_T: Sequence[int]) -> list[tuple[str, str]]:
-    """Return the figures of an episode as (label, text)."""
+    """Return the counts and times of an episode, such as its turns, calls and seconds, as (label, text)."""
     known = [
         (
             "Ended by",
@@ -120,7 +120,10 @@ def _untrained(row: Mapping[str, Any]) -> str:
 
 
 def _turn(turn: Turn, tokens: Mapping[str, Any], *, until: int) -> dict[str, Any]:
-    """Return a turn and the observations after it, up to the response's token `until`, where the next turn begins."""
+    """Return a turn and the observations after it, which end before token `until` of the response, where the next turn begins.
+
+    `tokens` has the texts of the response's tokens and, if recorded, their log-probabilities.
+    """
     texts_T, logs_T = tokens["text"], tokens.get("log_probs")
     known = [log for log in (logs_T or ())[turn.start : turn.stop] if log is not None]
     return {
@@ -159,7 +162,7 @@ def _call(call: MessageCall) -> str:
 
 
 def _label(name: str) -> str:
-    """Return a figure's name for display; the part after the first slash may be a function's name, and is unchanged."""
+    """Return an episode metric's name with spaces for underscores, except after the first slash, where a function's name may be."""
     figure, slash, rest = name.partition("/")
     return f"{figure.replace('_', ' ')}{slash}{rest}"
 

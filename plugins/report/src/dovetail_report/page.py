@@ -50,7 +50,7 @@ _BESIDE_STEPS = {"step", "validation", "checkpoint", "checkpoint_blocking"}
 """Phases that are not part of a step's time."""
 _COMPLAINTS_SHOWN = 20
 _WARNINGS_SHOWN = 12
-"""Number of latest warnings that the page shows; current conditions are among them."""
+"""Maximum number of warnings that the page shows: the latest of the run."""
 
 
 def write_report(run_directory: str | os.PathLike[str]) -> Path:
@@ -178,7 +178,7 @@ def _key_figures(directory: Path) -> dict[str, str]:
 def _headline(
     summary: Mapping[str, Any], history: History, key_figures: Mapping[str, str]
 ) -> dict[str, str] | None:
-    """Return a metric before and after: validation accuracy or score, else the reward; without both, a key figure. None if unknown."""
+    """Return the run's main metric, before and after: validation accuracy or score, else the reward, else a key figure; None if unknown."""
     if "reward/mean" not in key_figures and "accuracy_before" not in summary:
         rows = [history.at(step) for step in history.steps]
         ends = numbers.before_and_after(rows, key_figures)
@@ -213,7 +213,7 @@ def _headline(
 
 
 def _tiles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the run's figures beside the headline, such as steps, training time and seed, as (label, text)."""
+    """Return the numbers that the page shows next to its headline, such as steps, training time and seed, as (label, text)."""
     steps = summary.get("steps")
     total = summary.get("total_steps")
     known = [("Steps", f"{steps} of {total}" if total and total != steps else str(steps))]
@@ -297,9 +297,9 @@ def _clip_shares(history: History) -> list[dict[str, Any]]:
 def _ends(
     history: History, name: str | None, steps: Sequence[int], *, only: bool
 ) -> tuple[list[float] | None, list[float] | None]:
-    """Return the lower and upper ends of a metric's interval, or of the reward's percentiles, at each step.
+    """Return the lower and upper edges of a metric's band: at each step, its 95% interval, or the reward's 10th and 90th percentiles.
 
-    Both are None if a step has none, or if the chart has further lines (`only` is False), whose bands would overlap.
+    Both are None if a step has no interval, or if the chart has further lines (`only` is False), whose bands would overlap.
     """
     ends = (
         ("reward/p10", "reward/p90")
@@ -311,7 +311,7 @@ def _ends(
 
 
 def _phases(history: History) -> list[dict[str, Any]]:
-    """Return a card with the time, the mean seconds and the share of each phase of a step; empty without phases."""
+    """Return a card with a chart of each step's time by phase, and each phase's mean seconds and share; empty without phases."""
     phases = [
         name.removeprefix("time/")
         for name in history.names

@@ -18,7 +18,7 @@ _LAST = 4
 """Signs of reward hacking are judged over the last `1 / _LAST` of the steps."""
 
 Judge = Callable[[Sequence[float]], str]
-"""A function that takes a figure's values at all steps and returns what is suspicious about them, as text; empty if nothing is."""
+"""A function that takes a metric's values at all steps and returns, as text, what is suspicious about them; empty if nothing is."""
 
 
 def _longer_pays(values: Sequence[float]) -> str:
@@ -96,7 +96,7 @@ def _component(history: History, name: str) -> dict[str, Any]:
 
 
 def card(title: str, values: Sequence[float], write: Callable[[float], str]) -> dict[str, Any]:
-    """Return a card without a chart: title, first and latest value."""
+    """Return a card without a chart: the title, and the first and the latest of the values, which `write` turns into text."""
     return {
         "title": title,
         "chart": None,

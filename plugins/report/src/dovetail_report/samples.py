@@ -34,7 +34,7 @@ _VERSION = 2
 _MOST_FILES = 1000
 _MOST_BYTES = 15 << 20
 _TEXTS = (LONGEST_TEXT // 2, LONGEST_TEXT // 8)
-"""Maximum characters of a text: if the files become too large, the second limit applies, before steps are left out."""
+"""Maximum characters of a text: the usual limit, and the lower limit that applies if the files become too large (see `write_samples`)."""
 _MOST_ROWS = {"step": 512, "validation": 64}
 _MOST_TOKENS = 4000
 _OF_TOKENS = ("log_probs", "old_log_probs", "ref_log_probs", "advantages")
@@ -42,7 +42,7 @@ _OF_TOKENS = ("log_probs", "old_log_probs", "ref_log_probs", "advantages")
 
 @attrs.frozen
 class EmbeddedSamples:
-    """The samples of a run that the report's page embeds."""
+    """Facts about the samples in the folder `report`, and the copies of some samples that the page itself contains."""
 
     count: int
     """Number of samples in the files of the folder `report`."""
@@ -112,7 +112,7 @@ def _files(directory: Path) -> Iterable[tuple[str, int]]:
 
 
 def _index(directory: Path) -> dict[str, Any]:
-    """Return an earlier report's index, with its files as `entries` by name; empty if it is missing or damaged."""
+    """Return the index of an earlier report, with `entries`, the entry of each file by name; empty if the index is missing or unusable."""
     with suppress(OSError, ValueError, LookupError, TypeError, EOFError):
         text = (directory / FOLDER / "index.js").read_text("utf-8")
         index = json.loads(gzip.decompress(base64.b64decode(text.split('"')[3])))
@@ -214,13 +214,13 @@ def _merged(rows: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
 
 
 def _prompt_key(row: Mapping[str, Any]) -> str:
-    """Return the key that samples of one prompt share: their id without its last part, or else the prompt."""
+    """Return the key that samples of one prompt share: the sample's id without its ending `.sN`, or the prompt for any other id."""
     group, dot, number = str(row.get("sample_id", "")).rpartition(".s")
     return group if dot and number.isdecimal() else as_text(row.get("prompt"))
 
 
 def _line(sample: Mapping[str, Any]) -> list[Any]:
-    """Return the line of a sample in the index: the start of its prompt, score, advantage, length, rules, flags."""
+    """Return the line of a sample in the index: the end of its prompt, score, advantage, length, rules and flags (as bits)."""
     flags = (
         bool(sample["failure"]),
         sample["reason"] == "length",
@@ -239,7 +239,10 @@ def _line(sample: Mapping[str, Any]) -> list[Any]:
 
 
 def _sample(row: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """Return a sample as the page shows it, whatever its row holds; unless a rule kept it, texts have at most `longest` characters."""
+    """Return a sample as the page shows it; missing and malformed fields of the row become empty.
+
+    Texts have at most `longest` characters; the limit is larger if one of `RULES` selected the sample.
+    """
     rules = row.get("kept")
     kept = [rule for rule in RULES if isinstance(rules, list) and rule in rules]
     longest = 2 * LONGEST_TEXT if kept else longest

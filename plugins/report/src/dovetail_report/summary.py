@@ -65,9 +65,9 @@ class History:
         return [step for step, _ in known], [value for _, value in known]
 
     def find(self, figure: figures.Figure) -> str | None:
-        """Return the metric in which this run logged a key figure.
+        """Return the name of the metric under which this run logged a key figure.
 
-        None if the run never logged the figure, or always logged a more informative one with it (`Figure.unless`).
+        None if the run never logged the figure, or if every step with it also has a more informative figure (`Figure.unless`).
         """
         if not figure.unless:
             return figure.find(self.names)

@@ -10,7 +10,10 @@ LONGEST_TEXT = 4000
 
 
 def as_text(value: object) -> str:
-    """Return a prompt or a message's content as text: messages with their roles, content parts one below the other, a string unchanged."""
+    """Return a prompt or a message's content as text.
+
+    Several messages are written with their roles, a single message without; content parts stand one below the other.
+    """
     if value is None:
         return ""
     if isinstance(value, str):

@@ -57,8 +57,8 @@ class VerifiedSection(PluginSection):
     verify: Literal["symbolic", "text"] = "symbolic"
     """symbolic: mathematical equality, by math-verify in separate processes; text: equality of texts with normalised notation."""
     verify_timeout: float = attrs.field(default=5.0, validator=ABOVE_ZERO)
-    """Seconds that one symbolic comparison may take. An answer that takes longer is wrong. If comparing the ground truth with the number 1
-    takes longer too, the sample fails instead.
+    """Seconds that one symbolic comparison may take. An answer that takes longer is wrong. To find out whether the ground truth is the
+    cause, it is compared with the number 1; if this takes longer too, the sample fails instead.
     """
     processes: int = attrs.field(default=4, validator=AT_LEAST_ONE)
     """The number of processes for symbolic comparisons. Reward functions configured with the same number share them."""

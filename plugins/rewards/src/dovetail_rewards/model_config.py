@@ -68,9 +68,9 @@ class ProcessRewardModelConfig(ScoringModelConfig):
     relative to `negative` as the next token.
     """
     positive: str = attrs.field(default="+", metadata={VERBATIM: True})
-    """Text whose last token is a language model's verdict that a step is right."""
+    """Text whose last token, as the next token after a step, means that the step is right. Used with `head: language_model`."""
     negative: str = attrs.field(default="-", metadata={VERBATIM: True})
-    """Text whose last token is a language model's verdict that a step is wrong."""
+    """Text whose last token, as the next token after a step, means that the step is wrong. Used with `head: language_model`."""
     format: Literal["chat", "plain"] = "chat"
     """chat: prompt and steps as a conversation in the model's chat template; plain: the prompt's text, a space, and the steps."""
     step_separator: str = attrs.field(

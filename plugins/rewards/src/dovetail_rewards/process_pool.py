@@ -146,7 +146,11 @@ class ProcessPool:
         return started
 
     def _serve(self, started: Future[None]) -> None:
-        """Run one thread of the pool: start a process, pass requests to it, and replace it if it is lost."""
+        """Run one thread of the pool: start a process, pass requests to it, and replace it if it is lost.
+
+        Args:
+            started: the future that completes when the first process has answered `setup`, or gets the error of its start.
+        """
         process: _Process | None = None
         try:
             process = self._begin()
@@ -225,7 +229,7 @@ class ProcessPool:
 
 
 class _Process:
-    """A process with its channel and its standard error. Only one thread calls the methods."""
+    """A process, the socket at its standard input and output, and the pipe of its standard error. Used by one thread only."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._channel, theirs = socket.socketpair()

@@ -17,7 +17,7 @@ from dovetail_rollouts import TrialSample
 
 SCHEMA = 2
 ROWS = 10
-"""Maximum number of rows, and of error messages, that are printed."""
+"""Maximum number of samples and of distinct error messages that the printed report lists."""
 _COLUMNS = ("row", "score", "seconds", "failure", "message", "pred", "ground_truth", "response")
 _WIDTHS = {"message": 120, "first": 500}
 """Maximum characters of a printed cell, by column; 48 for other columns."""
@@ -61,7 +61,7 @@ def report_of(samples: Sequence[TrialSample]) -> dict[str, Any]:
 
 
 def show(trial: Mapping[str, Any], console: Console) -> None:
-    """Print a report from `report_of`, with its first rows."""
+    """Print a report from `report_of`: the first samples, the statistics, and the most frequent errors."""
     taken = Counter(row["taken_from"] for row in trial["samples"])
     places = ", ".join(f"{place} ({count})" for place, count in taken.items())
     console.print(f"{len(trial['samples'])} responses from {escape(places)}")
@@ -108,7 +108,7 @@ def _plain(value: object) -> Any:
 
 
 def _in_ms(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row with its seconds as text in milliseconds."""
+    """Return a row of a table with its durations, which are in seconds, as text in milliseconds."""
     keys = ("seconds",) if "seconds" in row else ("mean", "std", "min", "max")
     return {key: f"{1000 * v:.3g} ms" if key in keys else v for key, v in row.items()}
 

@@ -11,7 +11,7 @@ from dovetail_rewards_extra.config import Geometry3kConfig
 
 
 class Geometry3k(VerifiedFunction):
-    r"""Format and answer of Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
+    r"""Scores format and answer on Geometry3K (arXiv:2105.04165): score = w·format + (1−w)·correct with w = `format_weight`.
 
     The format is right if the response begins with `<think>…</think>` and has a complete `\boxed{…}` afterwards. The answer is the last box
     anywhere in the response, compared with the ground truth as in `math`.

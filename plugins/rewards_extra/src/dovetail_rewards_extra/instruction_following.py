@@ -16,7 +16,7 @@ from dovetail_rewards_extra.instructions import INSTRUCTIONS
 
 @attrs.frozen
 class _Wanted:
-    """One instruction of a row, with its arguments."""
+    """One instruction of a sample's ground truth: its name and arguments."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -85,7 +85,7 @@ class InstructionFollowing(RewardFunction):
 
 
 def _instructions(ground_truth: GroundTruth) -> list[_Wanted] | None:
-    """Return the instructions of a row; None if the ground truth has another form."""
+    """Return the instructions in a ground truth; None if the ground truth has none of the accepted forms."""
     if isinstance(ground_truth, str):
         try:
             ground_truth = json.loads(ground_truth)

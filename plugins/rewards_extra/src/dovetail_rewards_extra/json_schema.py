@@ -24,7 +24,8 @@ class JsonSchema(RewardFunction):
     are present and valid; without required properties, of all properties. With `compare`, fields is the share of the ground truth's fields,
     at every depth, that are present and equal.
 
-    The schema comes from the config, else from the row's ground truth. With `compare` and no configured schema, every JSON value is valid.
+    The schema comes from the config, else from the sample's ground truth. With `compare` and no configured schema, every JSON value is
+    valid.
     """
 
     name = "json_schema"

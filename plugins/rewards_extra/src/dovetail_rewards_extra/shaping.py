@@ -63,7 +63,7 @@ class LengthPenalty(RewardFunction):
 
 
 class RepetitionPenalty(RewardFunction):
-    """A penalty on n-grams of words (or characters) that occurred in the response before.
+    """A penalty on n-grams, of words or of characters, that repeat an earlier n-gram of the same response.
 
     With k n-grams, u of them different, and f = `free`, the repeated share is r = 1 − u / k and the score is −penalty·max(0, r − f) / (1 −
     f). With fewer than two n-grams, the score is 0. A similar n-gram repetition penalty is in arXiv:2502.03373.

@@ -18,7 +18,8 @@ from dovetail_rollout_hf.rows import Row
 from dovetail_rollout_hf.tickets import Ticket
 
 _ADMIT_SHARE = 4
-"""Waiting samples enter a running batch when at least 1 / 4 of the maximum rows is free, or enough for all of the samples."""
+"""Divisor of the maximum number of rows. Waiting samples start when at least this part (a quarter) of the rows is free, or if fewer
+rows suffice for all waiting samples."""
 
 Group = tuple[RolloutRequest, list[Row]]
 """A request, and the rows (samples) of it that start now."""

@@ -58,7 +58,7 @@ def choose_decoder(
 
 
 def _complaint(decoder: Decoder, model: object) -> str | None:
-    """Return what is wrong with a decoder; None if it passes the test."""
+    """Return the reason why a decoder fails the test of `prove`: an exception or a difference of logits; None if it passes."""
     try:
         excess = prove(decoder, model)
     except (

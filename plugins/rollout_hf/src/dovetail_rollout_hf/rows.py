@@ -25,7 +25,7 @@ class Row:
     start: int = 0
     """Column of the row's first response token."""
     shift: int = 0
-    """Offset of the position ids of the row's tokens after the prompt."""
+    """Number to add to the position ids of tokens after the prompt, since an image takes fewer positions than tokens; 0 without images."""
     done: bool = False
     response: list[int] = attrs.field(factory=list)
     """The response tokens so far; recorded only if the stop rule needs them."""

@@ -127,7 +127,7 @@ class RunningBatch:
         Args:
             arrivals: the new rows' prompts, as the cache needs them.
             new_rows: the new rows.
-            logits: logits of the new rows' first tokens, one tensor per prefill; None if the next logits are not computed yet.
+            logits: the logits of the new rows' first tokens, one tensor per prefill; None if `step` computes all rows' logits afterwards.
         """
         kept = [index for index, row in enumerate(self._rows) if not row.done]
         kept_rows = [self._rows[index] for index in kept]
@@ -191,7 +191,7 @@ class RunningBatch:
             self._columns[name][first:, end : end + count] = seeds_MT
 
     def _prepare(self) -> None:
-        """Compute everything that stays constant until rows next enter or leave."""
+        """Prepare decoding for the current set of rows: build their sampler, and pass their padding and position offsets to the decoder."""
         sampling = [row.request.sampling for row in self._rows]
         self._sampler = TokenSampler(sampling, self._device)
         wanted = {

@@ -82,7 +82,7 @@ class TokenSampler:
 
 
 class _Restriction:
-    """Top-k and top-p of the restricted rows."""
+    """Top-k and top-p limits of the restricted rows: rows that sample with `top_k` above 0 or `top_p` below 1."""
 
     def __init__(
         self, rows: Sequence[SamplingParams], index: list[int], device: torch.device

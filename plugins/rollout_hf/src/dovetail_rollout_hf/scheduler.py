@@ -271,7 +271,7 @@ class Scheduler:
         post(finished)
 
     def _fail(self, error: RolloutError) -> None:
-        """Raise the error in every running or waiting request, and clear the batch."""
+        """End every running or waiting request with the error, and clear the batch."""
         tickets = list(self._tickets.values())
         self._tickets.clear()
         self._waiting.clear()

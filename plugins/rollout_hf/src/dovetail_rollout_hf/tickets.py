@@ -60,7 +60,7 @@ def do(job: Callable[[], T], future: Future[T]) -> None:
 
 
 def answer(futures: Iterable[Future[Any]], error: RolloutError | None) -> None:
-    """Complete futures that are not cancelled, with an error if given, else with None."""
+    """Complete every future that was not cancelled: with `error` as its exception, or with the result None if `error` is None."""
     for future in futures:
         if not future.set_running_or_notify_cancel():
             continue

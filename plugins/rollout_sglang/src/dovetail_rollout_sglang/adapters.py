@@ -113,7 +113,11 @@ class Adapters:
         return found
 
     def _base_layer(self, path: str) -> Any:
-        """Return SGLang's layer that contains the layer of this path; None if it has no memory for an adapter."""
+        """Return the SGLang layer, fused or not, that has the weights of a checkpoint's layer; None if SGLang can't adapt this layer.
+
+        Args:
+            path: the name of the checkpoint's layer, such as `model.layers.0.self_attn.q_proj`.
+        """
         layer = _LAYER.search(path)
         above, _, leaf = path.rpartition(".")
         if layer is None or int(layer[1]) >= len(self._manager.lora_modules):

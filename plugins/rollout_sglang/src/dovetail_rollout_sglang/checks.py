@@ -61,7 +61,7 @@ async def join(
 def problems_of(
     found: Mapping[str, Any], config: SglangRolloutConfig, context: PluginContext
 ) -> list[str]:
-    """Return descriptions of the settings in which a server does not fit the rollout.
+    """Return one message for each setting in which a server does not fit the rollout; empty if the server fits.
 
     Args:
         found: the server's answer to the request `describe`.

@@ -18,7 +18,7 @@ _EXPANDABLE = re.compile(r"\s*expandable_segments\s*:[^,]*,?")
 
 
 def variables(config: SglangRolloutConfig, context: PluginContext, token: str) -> dict[str, str]:
-    """Return the environment variables to add for a server's processes."""
+    """Return the environment variables to add for a server's processes: token, visible devices, and settings of NCCL and the allocator."""
     devices = visible_devices(config.ranks_per_replica(), context, "CUDA_VISIBLE_DEVICES")
     return {TOKEN_VARIABLE: token, **devices, **joining(context), **sleeping(config)}
 

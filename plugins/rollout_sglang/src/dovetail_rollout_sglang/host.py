@@ -145,7 +145,7 @@ class SglangHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Reset the engine for a new run, and make schedulers create receivers of weights."""
+        """Reset the engine for a new run, and make schedulers create receivers for the transport in `info` of the frame's header."""
         await self.wake(Frame(header={"tags": sorted(self._asleep)}))
         self._adapter = None
         # Garbage collection then skips objects that live as long as the server.
@@ -215,7 +215,7 @@ class SglangHost(Host):
     async def _request(
         self, name: str, ids: Any, sampling: dict[str, Any], **options: Any
     ) -> dict[str, Any]:
-        """Run one request, and return SGLang's final answer, as its path `/generate` would."""
+        """Generate with SGLang, and return its final answer, which has the form of a response of SGLang's `/generate`."""
         from sglang.srt.managers.io_struct import GenerateReqInput
 
         request = GenerateReqInput(
@@ -275,7 +275,7 @@ class SglangHost(Host):
 
 
 def _outcome(said: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of an `Outcome` from a scheduler's answer."""
+    """Return those entries of a scheduler's answer that are fields of `Outcome`."""
     import attrs
 
     names = {field.name for field in attrs.fields(Outcome)}

@@ -251,7 +251,7 @@ def _metrics(grown: Mapping[str, float], totals: Mapping[str, float]) -> Mapping
 
     Args:
         grown: the increase of each counter since the last query.
-        totals: the counters themselves; their maxima are those since the last query.
+        totals: the values of the counters, and `running_max`, the maximum number of concurrent requests since the last query.
     """
     return {
         "tokens_per_second": Mean(grown["new_tokens"], grown["busy_seconds"]),

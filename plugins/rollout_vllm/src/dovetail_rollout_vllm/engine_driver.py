@@ -193,7 +193,12 @@ class EngineDriver:
             await self._engine.update_weight_version(str(version))
 
     async def sleep(self, tags: frozenset[str], *, keep_weights: bool) -> int:
-        """Free the accelerator memory of the tags (`weights`, `kv_cache`), and return the number of freed bytes."""
+        """Free the accelerator memory of the tags, and return the number of freed bytes.
+
+        Args:
+            tags: the memory to free: `weights`, `kv_cache` or both.
+            keep_weights: whether vLLM keeps a copy of the weights in host memory; otherwise they must be sent again.
+        """
         if not self._engine.vllm_config.model_config.enable_sleep_mode:
             return 0
         before = await self._free_bytes()
@@ -213,10 +218,10 @@ class EngineDriver:
         return max(await self._free_bytes() - before, 0)
 
     async def wake(self, tags: frozenset[str]) -> None:
-        """Allocate the memory of the tags again.
+        """Allocate the memory of the tags (`weights`, `kv_cache`) again.
 
-        vLLM frees weights only together with the KV cache. If only the weights were to be freed, waking the weights therefore allocates the
-        KV cache again, too.
+        vLLM frees weights only together with the KV cache. If `sleep` freed the KV cache only for this reason, waking the weights
+        allocates the KV cache again, too.
         """
         due = self._asleep & (tags | self._along if "weights" in tags else tags)
         if due:
@@ -286,6 +291,11 @@ class EngineDriver:
 
     async def _result(self, call: SampleCall, output: Any, inside: str) -> SampleResult:
         """Return a request's result, with the log-probabilities that the workers recorded.
+
+        Args:
+            call: the call that asked for the sample.
+            output: vLLM's RequestOutput of the request.
+            inside: vLLM's internal name of the request, under which the workers recorded.
 
         Raises:
             RolloutError: a log-probability is missing.

@@ -27,7 +27,8 @@ TOKEN_VARIABLE = "DOVETAIL_VLLM_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable of a server with the bearer token that requests must carry."""
 
 _V2_ARGUMENTS = frozenset({"max_num_batched_tokens", "attention_backend", "kv_cache_memory_bytes"})
-"""Engine arguments with which v2 passed the tests of `V2_PASSED`; with other arguments, vLLM chooses the runner."""
+"""Engine arguments with which vLLM's model runner v2 passed the tests of `V2_PASSED`. If the user sets any other argument, vLLM chooses
+the model runner."""
 
 _FORMAT = "%(levelname)s %(asctime)s [%(name)s %(process)d] %(message)s"
 _STARTING = threading.Lock()
@@ -44,7 +45,7 @@ def turn_of(context: PluginContext) -> Path | None:
 def process_environment(
     config: VllmRolloutConfig, context: PluginContext, log: Path
 ) -> Iterator[Callable[[], None]]:
-    """Set the environment variables of vLLM's processes in this process within the block; other replicas that start here wait meanwhile.
+    """Set, within the block, the environment variables that vLLM's processes inherit from this process; one replica at a time does so.
 
     Yields a function that restores this process's variables before the block ends, so that the next replica can start.
     """

@@ -89,7 +89,7 @@ class FusedLayers:
         )
 
     def _missing(self, names: Collection[str]) -> dict[str, str]:
-        """Return the missing parts of fused layers, each with a sibling that is present."""
+        """Return the names of missing tensors of fused layers, each with the name of a tensor of the same fused layer that is present."""
         index = {
             tuple(_words(part)): whole for whole, parts in self.parts.items() for part in parts
         }
@@ -150,7 +150,7 @@ def _place(
 
     Args:
         words: the name, split at its dots.
-        index: the fused layer of each part, by the words of the part.
+        index: the names of fused layers, by the names of their parts split at the dots.
         lengths: the numbers of words to try, in order.
 
     Returns:

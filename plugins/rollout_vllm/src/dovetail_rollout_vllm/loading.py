@@ -140,6 +140,6 @@ def _names_of(model: nn.Module) -> set[str]:
 
 
 def _refuse_missing(expected: set[str], loaded: object) -> None:
-    """Check the names that a model's `load_weights` reports as loaded, if it reports any, for missing parameters."""
+    """Raise an error if `loaded`, the result of a model's `load_weights`, lacks an expected name; some models return no names."""
     if isinstance(loaded, set):
         refuse_missing_weights(sorted(expected - loaded))

@@ -42,7 +42,7 @@ def refuse_unfit(
 
 
 def fitting(config: VllmRolloutConfig, context: PluginContext, url: str) -> str:
-    """Return a hint for errors with the command that starts a suitable server."""
+    """Return the hint of an error: the command with which a user can start a suitable server."""
     return f"start it with: {TOKEN_VARIABLE}=… {command_by_hand(config, context, port=port_of(url, 8000))}"
 
 

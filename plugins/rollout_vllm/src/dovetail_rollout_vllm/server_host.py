@@ -14,7 +14,7 @@ from dovetail_rollout_vllm.versions import VLLM
 from dovetail_serving import PROTOCOL, Frame, Host, SampleCall, SampleResult, shape_of
 
 _SAMPLE_SECONDS = 0.5
-"""Seconds between two readings of the engine's gauges while it generates."""
+"""Seconds between two readings of vLLM's Prometheus gauges (running and waiting requests, use of the KV cache) during generation."""
 _COUNTERS = {
     "vllm:generation_tokens": "new_tokens",
     "vllm:prefix_cache_queries": "prefix_queries",
@@ -104,12 +104,12 @@ class ServerHost(Host):
         )
 
     async def abort(self, frame: Frame) -> Frame:
-        """Abort the requests named in the header's `calls`."""
+        """Abort the requests whose ids are in `calls` of the frame's header."""
         await self._driver.abort(frame.header["calls"])
         return Frame(header={})
 
     async def score(self, frame: Frame) -> Frame:
-        """Return the log-probabilities, float32 [L_i − 1] each, of the sequences in the frame's arrays."""
+        """Return a frame with the log-probabilities, float32 [L_i − 1] each, of the token sequences in the request frame's arrays."""
         scores = await self._driver.score([array.tolist() for array in frame.arrays])
         return Frame(header={}, arrays=tuple(scores))
 
@@ -119,12 +119,12 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def connect(self, frame: Frame) -> Frame:
-        """Reset the engine for a new run, and make workers create receivers for the transport in the header's `info`."""
+        """Reset the engine for a new run, and make workers create receivers for the transport in `info` of the frame's header."""
         await self._driver.settle()
         return Frame(header=attrs.asdict(await self._driver.connect(frame.header["info"])))
 
     async def load(self, frame: Frame) -> Frame:
-        """Receive and load the weight update that the header's `manifest` describes."""
+        """Receive and load the weight update that `manifest` in the frame's header describes; return its `Outcome` in a frame's header."""
         manifest = frame.header["manifest"]
         outcome = await self._driver.load(manifest)
         if manifest["kind"] != "adapter" and outcome.changed:
@@ -147,7 +147,14 @@ class ServerHost(Host):
         return Frame(header={})
 
     async def sleep(self, frame: Frame) -> Frame:
-        """Free the accelerator memory that the request's header names by `tags`. The reply's header has `freed`, the number of bytes."""
+        """Free the accelerator memory of the tags (`weights`, `kv_cache`).
+
+        Args:
+            frame: the request. Its header has `tags`, and `keep_weights`: whether to keep a copy of the weights in host memory.
+
+        Returns:
+            A frame whose header has `freed`, the number of freed bytes.
+        """
         tags = frozenset(frame.header["tags"])
         keep = frame.header["keep_weights"]
         freed = await self._driver.sleep(tags, keep_weights=keep)
@@ -156,12 +163,15 @@ class ServerHost(Host):
         return Frame(header={"freed": freed})
 
     async def wake(self, frame: Frame) -> Frame:
-        """Allocate again the memory that the request's header names by `tags`."""
+        """Allocate the memory of the tags (`weights`, `kv_cache`) in `tags` of the frame's header again."""
         await self._driver.wake(frozenset(frame.header["tags"]))
         return Frame(header={})
 
     async def metrics(self, _: Frame) -> Frame:
-        """Return totals since the server's start, by name; maxima are those since the last call. The caller subtracts earlier totals."""
+        """Return a frame whose header has the engine's totals since the server's start, and maxima since the last call of this method.
+
+        The caller subtracts the totals of an earlier call.
+        """
         if self._driver.running:
             self._rest()
             self._busy_since = time.monotonic()
@@ -179,7 +189,7 @@ class ServerHost(Host):
             self._sampler = None
 
     async def _sample(self) -> None:
-        """Read the gauges periodically until the task is cancelled."""
+        """Add the values of vLLM's Prometheus gauges to the totals, every `_SAMPLE_SECONDS`, until the task is cancelled."""
         from vllm.v1.metrics.reader import Gauge, get_metrics_snapshot
 
         while True:

@@ -105,7 +105,8 @@ class DovetailTransferEngine(WeightTransferEngine[DovetailInitInfo, DovetailUpda
         """Do nothing, since `receive_weights` finishes the update."""
 
     def taking(self, manifest: WeightManifest) -> AbstractContextManager[None]:
-        """Return a context manager for the receipt of an update. If its block fails, the update is called off, as in `WeightEnd.taking`.
+        """Return a context manager for the receipt of an update. If its block fails, the update
+        also ends in the other workers, which would otherwise wait until their time-outs.
 
         Raises:
             WeightSyncError: the receiver was not created.

@@ -31,8 +31,9 @@ LABELS_TOKENS = Version("0.32")
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 """Environment variable of vLLM's processes that chooses a model runner: 0 is v1, 1 is v2."""
 V2_PASSED: Mapping[tuple[int, ...], frozenset[str]] = {(0, 24): frozenset({"Qwen2ForCausalLM"})}
-"""Models by release with which v2 passed the tests on one accelerator, although vLLM chooses v1. The tests are `test_vllm_gpu.py`
-and `test_vllm_conformance.py`: conformance on engine and server, adapters, sleep, updates during generation, fp8."""
+"""Model classes, by vLLM release, that passed the tests with model runner v2 on one accelerator, although vLLM chooses v1 for them.
+The tests are `test_vllm_gpu.py` and `test_vllm_conformance.py`: conformance on engine and server, adapters, sleep, updates during
+generation, fp8."""
 
 
 def require(logger: Logger | None = None) -> None:

@@ -68,7 +68,7 @@ class RolloutCollector:
         self._doubted: set[Group] = set()
 
     def admit(self, count: int, ask: StepAsk) -> None:
-        """Start generating samples for the next prompts; see `ExperienceSource.admit`."""
+        """Take the next `count` prompts, and start to generate a group for each; see `ExperienceSource.admit`."""
         config = self._site.config
         outstanding = self._service.outstanding
         sampling = training_sampling(config, ask.columns)
@@ -251,14 +251,14 @@ class RolloutCollector:
         step.metrics["reward/refilled"] = step.metrics.get("reward/refilled", 0.0) + redrawn
 
     def _enter(self, group: Group, step: StepContext) -> None:
-        """Record in the ledger that the step takes a group, and that the group's earlier attempts failed."""
+        """Record in the run's ledger of prompts that the step takes a group, and that earlier attempts to generate the group failed."""
         epoch, prompt, latest = group.prompt.key
         while (attempt := self._ledger.attempt(epoch, prompt)) < latest:
             self._ledger.retry(epoch, prompt, attempt)
         self._ledger.take(epoch, prompt, latest, step=step.number)
 
     def _report(self, rollout: DynamicSampler, step: StepContext) -> None:
-        """Record metrics and write samples of a finished rollout, and call the hooks."""
+        """Record the metrics of a step's collected samples, write some of the samples to the run's sample files, and call the hooks."""
         site, config, service = self._site, self._site.config, self._service
         samples = rollout.samples
         step.metrics |= service.seconds()

@@ -28,9 +28,9 @@ def pool() -> None:
 def status(run: Path, as_json: bool) -> None:
     """Print the replicas of RUN, a run directory, and how many groups are queued, being generated, and ready to train on.
 
-    A replica is ready, joining (added, and without weights until the next update), draining, behind (other replicas have newer weights)
-    or failed. REQUESTS is the number of unanswered requests. TOKENS is their load: the tokens of their prompts, plus the token limit of
-    every response that has not finished.
+    STATE is `current` (the replica has the newest weights and gets requests), `starting` (added, without weights until the next
+    update), `receiving` (an update), `behind` (other replicas have newer weights), `draining` or `failed`. REQUESTS is the number of
+    unanswered requests. TOKENS is their load: the tokens of their prompts, plus the token limit of every response that has not finished.
     """
     from dovetail.telemetry import RunDirectory
     from dovetail_rollouts.pool_socket import ask
@@ -85,7 +85,7 @@ def add(run: Path, url: str, no_wait: bool) -> None:
 )
 @_NO_WAIT
 def drain(run: Path, replica: str, force: bool, no_wait: bool) -> None:
-    """Send no more requests to REPLICA (a number or the URL of a server), and wait until it has no request left.
+    """Send no more requests to REPLICA (its number, or its server's URL, as `status` prints them), and wait for its unanswered requests.
 
     Running responses finish first; with `rollout.partial_rollout` they continue on other replicas, from their tokens so far. The server of
     a drained replica may be stopped.

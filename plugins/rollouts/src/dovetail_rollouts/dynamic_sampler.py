@@ -101,7 +101,7 @@ class DynamicSampler:
         Samples without a score, or without a score of their baseline, are removed before any filter sees their group.
 
         Raises:
-            PluginBrokenError: a filter raised an error, or did not return one bool for each sample.
+            PluginBrokenError: a filter raised an error, or did not return one bool for each row of the batch (a row is a sequence).
         """
         self.count += 1
         samples = list[Sample]()
@@ -134,7 +134,11 @@ class DynamicSampler:
         )
 
     def rows(self, samples: Iterable[Sample]) -> list[dict[str, Any]]:
-        """Return the rows of these samples for a file, each with the filter that dropped or masked the sample, and its baseline's score."""
+        """Return one JSON record for each of these samples, as the run writes them to a sample file.
+
+        To the fields of `Sample.row`, a record adds the name of the filter that dropped (`filtered`) or masked (`masked`) the sample,
+        and the score of the greedy response to the same prompt (`baseline_score`), each if there is one.
+        """
         rows = []
         for sample in samples:
             row = sample.row()
@@ -197,10 +201,10 @@ def _counted(name: str, chosen: SampleFilter) -> tuple[str, ...]:
 
 
 def _checked_keep(chosen: SampleFilter, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-    """Call a filter, and return its checked result, bool [N].
+    """Call a filter on the N rows of a batch, and return which rows it keeps, bool [N].
 
     Raises:
-        PluginBrokenError: the filter raised an error or returned something else; names the plugin, its file and line.
+        PluginBrokenError: the filter raised an error, or did not return a bool array of shape [N]; names the plugin, its file and line.
     """
     name = partial(title_of, "sample_filter", chosen)
     result = called(name, chosen.keep, columns, groups)

@@ -1,4 +1,4 @@
-"""EarlyRelease: chooses the finished groups that a step takes before earlier groups, so that no group becomes too old to train on."""
+"""EarlyRelease: lets a step take finished groups ahead of groups that started earlier, unless a group would become too old to train on."""
 
 from __future__ import annotations
 

@@ -54,7 +54,8 @@ _KEY = "rollout.agent_loop"
 
 
 Ask: TypeAlias = "Callable[[RolloutRequest, RunningTime], Awaitable[Completion]]"
-"""A function that returns the single response to a request, and marks waits for new weights in the `RunningTime`."""
+"""A function that returns the single response to a request. It stops the clock of the `RunningTime` while the request is held back, as
+during a weight update."""
 
 
 class Episodes:

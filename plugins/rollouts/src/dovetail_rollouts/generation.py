@@ -53,8 +53,8 @@ class Generation:
         episodes: the object that runs multi-turn episodes; None if a sample is one response to the prompt.
 
     Attributes:
-        asking: the time in which requests to the pool were pending.
-        working: the time in which a response, an episode or a score was pending, without the time in which all of these were held back.
+        asking: the clock of the time in which the pool had at least one unanswered request.
+        working: the clock of the time in which at least one response, episode or score was pending and not held back.
         held: whether new requests are held back.
         progress: the time of the last response, score or failure to score, in seconds of `time.monotonic`.
     """

@@ -19,7 +19,7 @@ class Group:
     """A prompt during the rollout, with its samples: the unit in which prompts are queued, taken by steps and returned to the queue."""
 
     prompt: Prompt
-    """The prompt, with the number of its latest attempt."""
+    """The prompt; its `attempt` is the number of the group's latest attempt."""
     n: int
     """The number of samples to draw."""
     sampling: SamplingParams
@@ -28,7 +28,8 @@ class Group:
     baseline: bool = False
     """Whether the group also needs a greedy response."""
     samples: list[Sample] = attrs.field(factory=list)
-    """The samples so far. The `prompt.attempt` of a scored sample is the latest attempt; that of a failed sample is its own attempt."""
+    """The samples so far. In a scored sample, `prompt.attempt` is the group's latest attempt, even if an earlier attempt generated the
+    sample; in a failed sample, it is the attempt that failed."""
     greedy: Sample | None = None
     arrived: dict[str, Sample] = attrs.field(factory=dict)
     """Complete responses that are not scored yet, by sample id."""

@@ -1,4 +1,7 @@
-"""Groups in a checkpoint: their samples so far, with weight versions and outcomes, packed end to end over S responses."""
+"""Converts groups to and from a checkpoint, with their samples so far: tokens, weight versions and outcomes.
+
+Legend: S is the number of responses of all groups; each kind of array of these responses is concatenated to one array.
+"""
 
 from __future__ import annotations
 

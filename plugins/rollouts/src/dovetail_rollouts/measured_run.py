@@ -31,7 +31,7 @@ _WARM_UP = 2
 _STEPS = 20
 """Minimum number of steps to simulate."""
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Simulated shares of `Decoding.fixed` in the seconds of generation; results for other shares are interpolated."""
+"""The shares of the generation time due to `Decoding.fixed` (the rest is due to `each`) to simulate; other shares are interpolated."""
 _ROUNDS = 6
 """Maximum number of simulations to match the measured seconds of generation."""
 _FIT_ERROR = 1e-3

@@ -23,7 +23,7 @@ class RolloutPlacement(SourcePlacement):
 
     replicas: int
     joined: int = 0
-    """The number of running engines that replicas join, one each; 0 if each replica starts its own engine."""
+    """The number of engines started outside the run, each of which one replica joins; 0 if each replica starts its own engine."""
     engine_ranks: int | None = None
     """The number of ranks of each replica's engine, each rank a process; None if the engine computes in the replica's own process."""
     ends_meet: bool = False

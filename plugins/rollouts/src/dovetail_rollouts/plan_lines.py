@@ -59,7 +59,7 @@ def planned_parts(facts: PlanFacts) -> Iterator[PlannedPart]:
 
 
 def cache_tokens(plan: Plan) -> int:
-    """Return the largest number of tokens that a replica's KV cache may have to hold: all outstanding samples at full length."""
+    """Return the largest number of tokens in a replica's KV cache: its share of all outstanding samples, each at full length."""
     data, schedule = plan.facts.config.data, schedule_of(plan)
     samples = -(-schedule.most_outstanding * schedule.samples // schedule.replicas)
     return samples * (data.max_prompt_length + data.max_response_length)

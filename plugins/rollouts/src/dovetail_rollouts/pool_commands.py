@@ -25,7 +25,7 @@ class PoolCommands:
     Args:
         pool: the pool of replicas.
         service: the service that generates on the replicas.
-        start: a function that starts a replica, given the address of the server that it joins and its number.
+        start: a function that starts a replica, given the address of the server to join and the number of the replica.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PoolCommands:
 
         Args:
             request: `{"command": "status"}`, `{"command": "add", "address": URL}` or
-                `{"command": "drain", "member": NAME, "force": bool}`.
+                `{"command": "drain", "member": NAME, "force": bool}`; NAME is a replica's number or its server's address.
 
         Raises:
             DovetailError: the command can't be carried out.
@@ -72,7 +72,7 @@ class PoolCommands:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def status(self) -> Answer:
-        """Return the state of every replica, and the numbers of groups: unfinished ones (`groups`), and finished ones (`ready`)."""
+        """Return the state of every replica (`members`), and the counts of unfinished (`groups`) and finished groups (`ready`)."""
         members = [
             {
                 "replica": member.number,
@@ -151,7 +151,7 @@ def adding_to(
 
     Args:
         spec: the spec of the run's other replicas.
-        device: the device in the context of the replica's plugin.
+        device: the torch device, or its type, that the new replica's plugin gets as `PluginContext.device`.
         machines: the number of machines of the run's rollout.
     """
 

@@ -31,7 +31,7 @@ _TOOL = {
 
 
 def history_changes(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """Warn if the chat template renders an episode's earlier turns differently once later turns follow, such as without thinking.
+    """Warn if the chat template renders earlier turns differently once later turns follow, for example by leaving out their reasoning.
 
     A server that renders the whole conversation again then shows the policy other tokens than in training. The warning names the turns
     and the setting of `rollout.agent_loop.on_history_change`: `keep` or `fork`; with `refuse` it is an error. A template that does not

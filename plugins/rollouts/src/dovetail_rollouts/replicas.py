@@ -58,7 +58,7 @@ class ReplicaSet:
 
     @property
     def size(self) -> int:
-        """The number of all replicas, including those that take no requests."""
+        """The number of `members`, including those that get no requests."""
         return len(self._members)
 
     @property
@@ -168,9 +168,9 @@ class ReplicaSet:
         return new
 
     def lost(self) -> tuple[ReplicaFault, ...]:
-        """Return the faults of unusable replicas: dead, failed too often, or with a partial update.
+        """Return the faults of unusable replicas: dead, failed too often, or with a partial update. Draining replicas are left out.
 
-        Every replica is asked whether it is alive, so the call blocks for a moment.
+        Every other replica is asked whether it is alive, so the call blocks for a moment.
         """
         present = [member for member in self._members if not member.draining]
         faults = []
@@ -210,7 +210,7 @@ class ReplicaSet:
         return tuple(faults)
 
     def check_manifest(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Ask every replica whether it supports the update of the manifest; replicas that do not answer fail in the update itself.
+        """Ask every replica whether it supports the update that a manifest describes; replicas without an answer fail in the update itself.
 
         Returns:
             The faults of newly added replicas that do not support the update.
@@ -288,7 +288,7 @@ class ReplicaSet:
         return sum(freed)
 
     def wake(self, tags: frozenset[str] = EVERYTHING) -> tuple[ReplicaFault, ...]:
-        """Allocate the memory of these tags again on every replica that freed it.
+        """Allocate the memory of these tags again on every replica that freed it and has not failed.
 
         Returns:
             The faults of the replicas that failed.

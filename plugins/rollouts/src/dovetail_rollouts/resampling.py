@@ -167,7 +167,7 @@ def bootstrap_intervals(
 def _count(
     codes: np.ndarray, width: int, weights: np.ndarray | None = None
 ) -> Float64[np.ndarray, "..."]:
-    """Count each code 0 … width − 1 in each row (the last axis), or sum its weights."""
+    """Return how often each code 0 … width − 1 occurs in each row (the last axis), or the sum of its weights there, [..., width]."""
     rows = math.prod(codes.shape[:-1])
     flat = codes.reshape(rows, -1) + np.arange(rows)[:, None] * width
     counts = np.bincount(

@@ -215,10 +215,15 @@ class RolloutPool:
         return chosen
 
     async def _rescued(self, refusal: RolloutError, cause: RolloutError | None) -> None:
-        """Wait until lost replicas are restarted; the first request that finds no replica starts the rescue of all.
+        """Wait until the lost replicas are restarted. The first request that finds no replica starts this; later requests only wait.
+
+        Args:
+            refusal: the error of the request, raised if no restart helps: a replica is alive, `rescue` is None, or the pool is empty.
+            cause: the last replica's error, which becomes the cause of `refusal`; None if no replica was tried.
 
         Raises:
-            RolloutError: the given refusal, if a replica is alive, so that only this request fails.
+            RolloutError: `refusal`.
+            DovetailError: the restart failed.
         """
         if self.rescue is None or not self.replicas.size:
             raise refusal from cause

@@ -239,7 +239,7 @@ class RolloutService:
         return self._loop.start(work)
 
     def settle(self) -> None:
-        """Restart lost replicas for which requests wait. Called after weights were sent."""
+        """Restart the lost replicas that requests wait for, which `held` put off. Called after weights were sent."""
         while not self._calls.empty():
             if (call := self._calls.get()) is not None:
                 call()

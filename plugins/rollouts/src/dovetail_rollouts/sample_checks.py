@@ -25,7 +25,7 @@ def check_completions(samples: Iterable[Sample], section: PluginSection, longest
 
     Args:
         samples: all samples of the step.
-        section: the rollout's section.
+        section: the rollout's section, which names the plugin in the error.
         longest: the token limit of a response.
 
     Raises:
@@ -42,10 +42,11 @@ def check_outcomes(samples: Iterable[Sample], section: PluginSection) -> None:
 
     Args:
         samples: scored samples.
-        section: the reward manager's section.
+        section: the reward manager's section, which names the plugin in the error.
 
     Raises:
-        PluginBrokenError: the manager did not return a list of outcomes; the message names the plugin with its version.
+        PluginBrokenError: the manager did not return a list with one Score or Failure for each sample; the message names the plugin with
+            its version.
     """
     for sample in samples:
         if isinstance(sample.outcome, BrokenAnswer):

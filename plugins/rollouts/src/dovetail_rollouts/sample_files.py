@@ -1,4 +1,4 @@
-"""The content of sample files: which samples of a step are written, the rows of their tokens, and the observer `KeptSamples`.
+"""The content of sample files (JSONL, one record a sample): the choice of samples, their tokens, and the observer `KeptSamples`.
 
 Legend: T tokens of a sample.
 """
@@ -112,12 +112,12 @@ class KeptSamples:
 
     @hookimpl
     def rollout_finished(self, samples: Sequence[Sample]) -> None:
-        """Store the samples of a step."""
+        """Keep the samples of the step in memory, for `update_finished` to choose from."""
         self._samples, self._batch = samples, None
 
     @hookimpl
     def stage_finished(self, after: Batch) -> None:
-        """Store the columns of the batch so far."""
+        """Keep the step's batch in memory; its columns per token, as far as stages have computed them, are written with chosen samples."""
         if len(after):
             self._batch = after
 
@@ -186,7 +186,10 @@ class KeptSamples:
 def chosen(
     samples: Sequence[Sample], advantages: Mapping[str, float]
 ) -> Iterator[tuple[str, Sample]]:
-    """Yield the name of each rule with the sample that it chooses; a rule for which all samples are equal chooses none.
+    """Yield each rule's name with the one sample of the step that it chooses.
+
+    The rules: `best` and `worst` score, `longest` response, `advantage` (the largest absolute value) and `failed` (the first sample
+    without a score). Except for `failed`, a rule chooses no sample if the value is the same in all samples.
 
     Args:
         samples: the samples of a step.
@@ -209,7 +212,7 @@ def chosen(
 
 
 def _places(samples: Sequence[Sample], batch: Batch | None) -> dict[str, list[int]]:
-    """Return the batch rows of each sample's sequences, by sample id, for samples that are in the batch."""
+    """Return the indices of each sample's rows in the batch (one row a sequence), by sample id; samples outside the batch are left out."""
     rows = {name: row for row, name in enumerate(batch["sample_id"])} if batch is not None else {}
     found = {}
     for sample in samples:

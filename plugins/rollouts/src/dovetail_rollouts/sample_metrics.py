@@ -18,7 +18,7 @@ NGRAM = 4
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """An odd multiplier, 2^64 divided by the golden ratio, that hashes n-grams of tokens to 64 bits with hardly any collision."""
 _HASH_BITS = np.uint64(44)
-"""The bits of an n-gram's hash that are compared; the number of the response is in the bits above."""
+"""Number of bits of an n-gram's hash that are compared. They are the low bits of a 64-bit key; the high bits are the response's index."""
 
 
 def rollout_metrics(
@@ -174,9 +174,10 @@ def _reward_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
-    """Return whether a component repeats that of its scorer, so that its metrics would only repeat those of the other.
+    """Return whether the reward component `<scorer>/<part>` always equals the component `<scorer>` of the same last name.
 
-    For example, `format/format` repeats `format` if the two are equal in every sample that has `format/format`.
+    Its metrics would then only repeat those of `<scorer>`. For example, `format/format` repeats `format` if the two are equal in every
+    sample that has `format/format`.
     """
     scorer, _, part = name.rpartition("/")
     if not scorer or scorer.rpartition("/")[2] != part:
@@ -189,7 +190,11 @@ def _told_by_its_scorer(name: str, scores: Sequence[Score]) -> bool:
 
 
 def _episode_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return metrics of episodes: turns, calls, observed tokens, seconds, ends, and counts of agent loops; empty without episodes."""
+    """Return metrics `episode/…`; empty without episodes.
+
+    Means and maxima count turns, sequences, tool calls, tokens that the policy did not produce, seconds, and the agent loop's own
+    `counts`; `episode/end/<end>` is the share of episodes that ended in this way.
+    """
     episodes = [(s.trajectory, s) for s in samples if s.trajectory and s.completion]
     if not episodes:
         return {}

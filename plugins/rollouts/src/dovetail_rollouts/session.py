@@ -205,7 +205,7 @@ class EpisodeSession(Session):
     def _rendered_anew(
         self, shown: Sequence[Message], calls: Sequence[MessageCall], produced: Message | None
     ) -> np.ndarray | None:
-        """Return the tokens with which a new sequence must begin, since the template changes earlier turns, int64 [P]; else None."""
+        """Return the prompt of a new sequence, int64 [P], if the template changes earlier turns once `shown` follows them; else None."""
         if self._history is None:
             return None
         try:
@@ -313,11 +313,11 @@ class EpisodeSession(Session):
         )
 
     def completions(self, end: EpisodeEnd) -> tuple[Completion, ...]:
-        """Return the responses so far, one for each sequence in which the policy had a turn, in order; at least one."""
+        """Return the response so far of each sequence in which the policy had a turn, in order; at least that of the first sequence."""
         return tuple(session.completion(end) for session in self._sequences())
 
     def completion(self, end: EpisodeEnd = EpisodeEnd.DONE) -> Completion:
-        """Return the response so far; observations have mask 0, version −1 and log-probability 0.
+        """Return this sequence's response so far; observations have mask 0, version −1 and log-probability 0.
 
         Observations after the policy's last turn are left out. The `finish_reason` is `length` if the episode had no tokens left, but not
         if only a turn reached its own limit.
@@ -366,7 +366,7 @@ class EpisodeSession(Session):
         return ".".join(map(str, self._path))
 
     def _sequences(self) -> list[EpisodeSession]:
-        """Return the sequences with a turn of the policy, each before its forks, so that the order does not depend on timing."""
+        """Return the sequences with a turn of the policy, else only the first; each precedes its forks, whatever the timing."""
         ordered = [self._sessions[path] for path in sorted(self._sessions)]
         return [session for session in ordered if session.turns[session.own_turns]] or ordered[:1]
 

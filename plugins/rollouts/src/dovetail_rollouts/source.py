@@ -109,7 +109,7 @@ class RolloutsSource(ExperienceSource):
 
     @classmethod
     def rows(cls, config: PluginConfig, facts: PlanFacts) -> StepRows:
-        """Return the name of a step's rows, `prompts`, and the number of samples of each row, `rollout.n`.
+        """Return the description of the rows that a step takes: they are called `prompts`, and each gives `rollout.n` samples.
 
         Raises:
             PlanError: the trainer trains on examples of a dataset, not on generated samples.
@@ -188,7 +188,10 @@ class RolloutsSource(ExperienceSource):
         data: SourceData | None,
         reward: Callable[..., Any] | None,
     ) -> Iterator[str | Finding | DovetailError]:
-        """Yield an error for rows without a reward function, and a warning for each data source in `reward.functions` that no row has."""
+        """Check that every row can be scored, by `reward` (the caller's function) if it is given, else by the configured functions.
+
+        Yields errors, or one line without errors; without `reward`, also a warning for each unused data source in `reward.functions`.
+        """
         run, found = facts.config, list[str | Finding | DovetailError]()
         functions = configured_functions(run.reward, PluginContext(seed=run.seed), given=reward)
         if data is None:
@@ -222,7 +225,7 @@ class RolloutsSource(ExperienceSource):
         yield from map(verdict, score_samples(run.reward, samples) if samples else [])
 
     def launch(self, plan: Plan, reward: Callable[..., Any] | None) -> None:
-        """Start the rollout replicas."""
+        """Load the reward functions (or use `reward`, the caller's function, for every row), and start the rollout replicas."""
         config, runtime = plan.facts.config, self._runtime
         functions = configured_functions(
             config.reward, PluginContext(seed=config.seed), given=reward
@@ -251,7 +254,7 @@ class RolloutsSource(ExperienceSource):
         self._started.callback(self._pool.replicas.close)
 
     def start(self) -> None:
-        """Start the agent loop and the reward manager."""
+        """Start the agent loop and the reward manager, and construct the sample filters."""
         config, context = self._plan.facts.config, self.context
         self._episodes = self._started.enter_context(
             running_episodes(config, context, context.logger)
@@ -346,7 +349,7 @@ class RolloutsSource(ExperienceSource):
         self._sync.rest()
 
     def validate(self, measure: Measure) -> dict[str, float]:
-        """Generate and score samples for the held-out prompts, and return their metrics."""
+        """Generate and score samples for the held-out prompts, and return their metrics; `measure`, which computes losses, is not used."""
         site, config = self._site, self._site.config
         prompts = site.data.val.prompts if site.data.val else ()
         if not prompts:

@@ -84,7 +84,10 @@ def listed(transitions: Iterable[TemplateTransition]) -> str:
 
 
 def not_rendered(found: Iterable[TemplateTransition], observed: Collection[str]) -> str:
-    """Return a text that names the kinds of message of an agent loop that the template can't render, with reasons; empty without any."""
+    """Return a text with the kinds of message in `observed` that the template can't render, and why; empty if it renders all.
+
+    Only turns without reasoning count.
+    """
     return listed(t for t in found if t.found is TransitionClass.UNSUPPORTED and t.name in observed)
 
 

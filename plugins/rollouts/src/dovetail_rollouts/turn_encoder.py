@@ -22,7 +22,7 @@ from dovetail_datasets import SENTINEL, TextEncoder, message_form, unmarked
 
 _ARGUMENTS = {"value": SENTINEL}
 _MARK = "\n[…]\n"
-"""The text that replaces a part that was left out."""
+"""The text that stands in a shortened message for the part that was left out; see `TurnEncoder.shortened`."""
 _BYTES = 4
 """Maximum bytes of a character. A token has at least one byte, so a character has at most four tokens."""
 _WINDOW = 32

@@ -186,8 +186,9 @@ def _by_prompt(scored: Sequence[Sample], pass_threshold: float) -> _Prompts:
 def _figures(
     prompts: _Prompts, n: int, rng: np.random.Generator
 ) -> dict[str, Float64[np.ndarray, "P"]]:
-    """Return each metric's value for every prompt: mean@n, acc@n, and best, pass and majority of k ≤ n samples, which `rng` draws for the
-    majority.
+    """Return each metric's value for every prompt: mean@n and acc@n, and best@k, pass@k and majority@k for k = 1, 2, 4, … and n.
+
+    `rng` draws the samples of majority@k.
     """
     ks = powers_up_to(n)
     sizes_P = prompts.sizes_P

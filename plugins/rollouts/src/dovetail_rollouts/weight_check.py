@@ -54,7 +54,8 @@ class WeightCheck:
     ) -> WeightCheck:
         """Make the check of a run, on the first training prompts.
 
-        Nothing is checked if the engine can't score tokens. If these prompts have no text, nothing is checked, and a warning is logged.
+        Nothing is checked if the engine can't score tokens, or if `rollout.weight_check.every` is 0. If these prompts have no text, nothing
+        is checked, and a warning is logged.
         """
         section = config.rollout.weight_check
         if "scores" not in plan.facts.plugins["rollout"].cls.capabilities or not section.every:
@@ -82,7 +83,7 @@ class WeightCheck:
         return self._section.tolerance or TOLERANCES[self._dtype]
 
     def due(self, version: int) -> bool:
-        """Return whether to check the update to this version: the first after a start or resumption, and every n-th version."""
+        """Return whether to check the update to this version: every `every`-th version, and any version until this process made a check."""
         if not self.possible:
             return False
         return not self._checked or (version - 1) % self._section.every == 0

@@ -91,7 +91,7 @@ class WeightSync:
         self._service.resume()
 
     def _make_room(self) -> None:
-        """Move training roles off the accelerator; if the rollout sleeps between steps, also free the remaining roles' cached memory."""
+        """Move offloaded roles off the accelerator; if the rollout sleeps between steps, also free unused memory of the other roles."""
         self._offload_manager.settle()
         if self._offload:
             self._offload_manager.free_caches()
@@ -170,9 +170,14 @@ class WeightSync:
                 return
 
     def _update(self, version: int, *, probing: bool) -> tuple[Any, tuple[ReplicaFault, ...]]:
-        """Send the weights once, and return the trainer's log-probabilities for the weight check, and the faults of replicas.
+        """Make one attempt to send the weights to all replicas.
 
-        The log-probabilities are None unless `probing`, which says whether the weight check follows.
+        Args:
+            version: the version of the weights.
+            probing: whether the weight check follows.
+
+        Returns:
+            The trainer's log-probabilities for the weight check, None without `probing`; and the faults of the replicas that failed.
         """
         faults: tuple[ReplicaFault, ...]
         expected, faults = None, ()
@@ -198,7 +203,14 @@ class WeightSync:
         return expected, faults
 
     def _transfer(self, version: int) -> tuple[ReplicaFault, ...]:
-        """Send and receive the weights, and record the bytes a second."""
+        """Add and remove the replicas that join or leave at this update, then send the weights and record the bytes a second.
+
+        Returns:
+            The faults of the replicas that did not receive the weights.
+
+        Raises:
+            WeightSyncError: no replica is left.
+        """
         began = time.perf_counter()
         manifest: WeightManifest = self._actor.weight_manifest(version).result()
         self._pool.replicas.settle()
@@ -220,7 +232,11 @@ class WeightSync:
         return faults
 
     def _both_ends(self, version: int, manifest: WeightManifest) -> tuple[ReplicaFault, ...]:
-        """Run both ends of the transport; a failure of the sender itself is raised unchanged."""
+        """Send the weights from the actor and receive them on all replicas; return the faults of the replicas that failed.
+
+        Raises:
+            Exception: the actor's own error, unless receivers caused it.
+        """
         if not self._at_once:
             self._actor.send_weights(version, manifest).result()
             return self._pool.replicas.receive_weights(version, manifest)
@@ -373,6 +389,9 @@ class FirstFailure:
             self._logger.warning("weight_sender_not_told", error=describe(failed))
 
     def causes(self, faults: Sequence[ReplicaFault]) -> tuple[ReplicaFault, ...]:
-        """Return the faults that caused the others: of the first replica that failed, and of dead replicas; all faults without these."""
+        """Return the faults that caused the others: those of the first replica that failed and of dead replicas.
+
+        If there are none of these, all faults are returned.
+        """
         found = tuple(f for f in faults if f.error is self._error or f.dead)
         return found or tuple(faults)

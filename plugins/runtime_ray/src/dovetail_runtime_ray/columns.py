@@ -252,7 +252,7 @@ class _Parts:
     stored: list[tuple[StoredArray, np.ndarray]]
     """Stored arrays, each with the positions in the share of the rows that it holds, int64 [K]."""
     local: list[tuple[Ragged, np.ndarray, np.ndarray]]
-    """Columns of this process, each with the indices of its rows in the share, int64 [K], and their positions in the share, int64 [K]."""
+    """Columns of this process, each with the K of its rows that are in the share: indices in the column, then positions in the share."""
 
     @classmethod
     def of(cls, rows: RaggedRows) -> _Parts:

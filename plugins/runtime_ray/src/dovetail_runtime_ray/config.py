@@ -212,9 +212,9 @@ class RayConfig(RuntimeSection):
     def default_transport(self, *, joined: bool = False) -> str:
         """Return the weight transport for a config without one. See `RuntimeSection`.
 
-        Within one pool, weights travel through each machine's memory, except to joined engines. They also do so on one machine if the
-        actor or the rollout computes on CPUs. Otherwise they travel through NCCL between accelerators, through gloo between CPUs, and
-        as files between an accelerator and a CPU.
+        If actor and rollout share a pool: `cuda_ipc` on accelerators, `shared_memory` on CPUs. Otherwise `shared_memory` on one machine,
+        unless both compute on accelerators; on several machines, or between accelerators, `nccl` if both compute on the same kind of
+        device (it uses gloo between CPUs), else `disk`. Joined engines count as a separate pool on accelerators.
 
         Args:
             joined: whether the rollout connects to engines that already run elsewhere.

@@ -112,7 +112,11 @@ class TaskWorkers:
         return self.start([number])[0]
 
     def _find_homes(self, numbers: Sequence[int]) -> None:
-        """Choose a machine with enough free resources for each worker without one; machines with the fewest workers come first."""
+        """Assign each of these workers that has no machine yet to one with enough free resources, preferably to one with few workers.
+
+        Raises:
+            PlacementError: no machine has enough free resources for a worker.
+        """
         nodes = self._nodes()
         homes = [home.node_id for home in self._homes.values()]
         taken = {node.node_id: homes.count(node.node_id) for node in nodes}

@@ -158,7 +158,11 @@ class Gather:
         return sorted(self._pending.values())
 
     def _named(self, error: WorkerError) -> WorkerError:
-        """Return the error that this call raises because of the run's first error: the first error itself if it is of this call."""
+        """Return the error that this call raises because of the run's first error.
+
+        That is the first error itself if this call caused it; else an error of this call that names the first error as its cause, or that
+        reports the death of a process outside any call.
+        """
         if error.call == self._what:
             return error
         if error.call:

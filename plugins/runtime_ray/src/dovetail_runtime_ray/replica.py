@@ -320,7 +320,7 @@ class RayReplica(BaseRollout):
             raise RolloutError(self._dead)
 
     def _check_health(self, what: str) -> None:
-        """Raise if a process of the run has failed, since trainer and replicas depend on each other."""
+        """Raise an error for the call `what` if a process of the run has failed, since trainer and replicas depend on each other."""
         if self._health.error is not None:
             raise stopped(f"{self.title}: {what}", self._health.error)
 

@@ -29,7 +29,7 @@ class Setups:
     run_directory: str | None
     """Directory of `logs/`; None outside a run."""
     plugins: dict[str, Any] | None
-    """The run's plugins, which every process loads as well; None outside a run."""
+    """The controller's plugins (from `plugins_here`), with which processes in its environment compare theirs; None outside a run."""
     local: bool
     """Whether the run started the cluster, on this machine's loopback interface."""
 

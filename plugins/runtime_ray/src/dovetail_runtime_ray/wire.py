@@ -18,7 +18,7 @@ class RoleEnvironment:
     """The Python environment of the processes of some roles."""
 
     title: str = ""
-    """The environment's name in the config; empty for the controller's own environment."""
+    """The config key that names the environment, for messages; empty for the controller's own environment."""
     runtime_env: Mapping[str, Any] = attrs.field(factory=dict)
     """Ray's `runtime_env`, without `env_vars`."""
     env_vars: Mapping[str, str] = attrs.field(factory=dict)
@@ -50,7 +50,7 @@ class ProcessSetup:
     deterministic: bool
     """Whether the controller allows deterministic kernels only."""
     plugins: dict[str, Any] | None = None
-    """The controller's plugins, which the process loads as well; None outside a run."""
+    """The controller's plugins (from `plugins_here`), with which a process in its environment compares its own; None outside a run."""
     visible: tuple[str, ...] | None = None
     """Ids of the accelerators of a replica that has several; None leaves the choice to Ray."""
     spread: bool = False

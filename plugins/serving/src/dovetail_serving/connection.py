@@ -327,7 +327,10 @@ class ServerConnection:
         return how
 
     def _failure(self, response: httpx2.Response, name: str) -> RolloutError:
-        """Return the error for an answer without frames, from Dovetail's server or from any other."""
+        """Return the error for an answer without frames: the error that Dovetail's server states in JSON, or the start of any other text.
+
+        If the server states that its engine died, the server counts as dead from now on.
+        """
         try:
             answer = json.loads(response.content)
             error = error_of(answer)

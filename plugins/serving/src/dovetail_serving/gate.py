@@ -90,7 +90,7 @@ class Gate:
             return list(self._running)
 
     def kept_out(self) -> list[str]:
-        """Return the ids of calls that still run although the gate is closed; empty if the gate is open."""
+        """Return the ids of calls that still run although the gate is closed, for another abort; empty if the gate is open."""
         with self._lock:
             return list(self._running) if self._closed else []
 

@@ -18,7 +18,7 @@ PREFIX = "/dovetail/v1/"
 PROTOCOL = 2
 """The protocol's version, which must be equal in client and server."""
 DRAINING = "dovetail-draining"
-"""Header in the health answers of a server that has been told of its shutdown."""
+"""HTTP header by which a server announces its coming shutdown in the answers to health checks."""
 ENGINE_DIED = "EngineDeadError"
 """The error kind that a server reports if its engine has died."""
 _DTYPES = {"log_probs": np.float32, "raw_log_probs": np.float32, "weight_versions": np.int64}

@@ -75,7 +75,7 @@ class ServingRollout(BaseRollout):
         """Return a backend for the rollout's config and context, not yet started."""
 
     def starts_empty(self) -> bool:
-        """Return whether the engine starts without the model's weights, because a complete update precedes the first request."""
+        """Return whether the engine starts without weights, because a complete update precedes the first request; by default False."""
         return False
 
     # -- the interface ---------------------------------------------------------------------------
@@ -273,7 +273,11 @@ class ServingRollout(BaseRollout):
         return cut_short(request, index, earlier)
 
     def _interrupt(self, version: int) -> None:
-        """Interrupt all running samples before a weight update; they return their tokens so far."""
+        """Interrupt all running samples before a weight update; they return their tokens so far.
+
+        Raises:
+            WeightSyncError: samples run, and the calling thread runs an event loop, which the wait for the samples would block.
+        """
         running = self._gate.close()
         if not running:
             return

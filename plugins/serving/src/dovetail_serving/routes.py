@@ -112,7 +112,7 @@ class Host(ABC):
 
     @abstractmethod
     async def metrics(self, _: Frame) -> Frame:
-        """Return totals since the server's start as numbers by name."""
+        """Return a frame whose header has the totals since the server's start: numbers by name."""
 
 
 class Routes(ABC):

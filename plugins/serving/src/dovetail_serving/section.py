@@ -15,7 +15,7 @@ from dovetail_serving.releases import DrivenEngine
 
 
 def _joinable(section: object, _: attrs.Attribute[Any], urls: tuple[str, ...]) -> None:
-    """Refuse a text that is not a server's address, and addresses in a mode without servers."""
+    """Refuse URLs that are not HTTP addresses or occur twice, and any URLs in a mode without servers."""
     for url in urls:
         if not url.startswith(("http://", "https://")):
             raise ValueError(

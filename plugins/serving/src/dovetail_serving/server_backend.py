@@ -160,7 +160,7 @@ class ServerBackend(Backend):
         return self.metrics_from({name: float(of) for name, of in self._ask("metrics").items()})
 
     def alive(self) -> bool:
-        """Return whether the server is not known to be dead."""
+        """Return whether the backend is connected to a server that no check has found dead."""
         return self._connection is not None and self._connection.alive
 
     @property

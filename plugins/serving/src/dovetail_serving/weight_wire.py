@@ -30,7 +30,8 @@ def transport_info(transport: WeightTransport, context: PluginContext) -> dict[s
     """Return JSON values from which another process can construct the same weight transport.
 
     Returns:
-        `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, machine, run_directory}}`.
+        `{"transport": {name, path, attribute, config}, "context": {seed, role, rank, machine, run_directory}}`. `path` and `attribute`
+        locate a transport from a user's file, and are None for an installed one; the values of `context` are those of `PluginContext`.
     """
     config = attrs.asdict(transport.config)
     place = context.run_directory
@@ -148,7 +149,7 @@ class Outcome:
     changed: bool = False
     """Whether any weight of the model was overwritten."""
     adapter: int | None = None
-    """The engine's number for the adapter that the update loaded; None without one."""
+    """The id by which the engine knows the adapter that the update loaded; None if the update was not an adapter."""
     called_off: bool = False
     """Whether the update was called off before its start, because another receiver will not connect."""
 
@@ -190,7 +191,7 @@ def outcome_of(
     Never raises, since engines do not pass on exceptions from their worker processes.
 
     Args:
-        act: the operation, which returns the engine's number for an adapter that it loaded, None without one.
+        act: the operation, which returns the engine's id of the adapter that it loaded, or None if it loaded no adapter.
         changed: a function, called after a failure, that returns whether any weight of the model was overwritten.
     """
     try:

@@ -58,7 +58,7 @@ class FollowActor(Stage):
         return batch
 
     def _due(self, step: StepContext) -> Iterator[tuple[str, FollowSection]]:
-        """Yield the roles that follow the actor in this step, with their settings."""
+        """Yield the roles whose weights move in this step, each with its config section: those whose period divides the step's number."""
         for role, follow in self.follows(self.config, step.facts).items():
             if step.number % follow.every == 0:
                 yield role, follow

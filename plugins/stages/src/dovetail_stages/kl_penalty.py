@@ -43,7 +43,10 @@ class KlPenalty(Stage):
         )
 
     def run(self, batch: Batch, step: StepContext) -> Batch:
-        """Return the batch with the penalty applied; the metric `reward/kl_penalty` is the mean KL before its weight, in nats a token."""
+        """Return the batch with the penalty subtracted, and record the mean KL and the KL weight as metrics.
+
+        `reward/kl_penalty` is the mean KL in nats a token, not yet multiplied by the weight; `reward/kl_coef` is the weight.
+        """
         section = step.config.algorithm.kl.in_reward
         assert section is not None
         coef = section.coef * step.plugins[CONTROLLER].value

@@ -24,7 +24,8 @@ NOTICEABLE = 1e-3
 ENOUGH = 100
 """Minimum number of tokens from which a pattern in the differences is taken as evidence of a cause."""
 ONE_SIGN = 0.99
-"""If at least this share of the noticeable differences is positive, the sampler is taken to have left out tokens."""
+"""If the rollout's log-probability is the higher one in at least this share of the noticeable differences, the sampler is taken to have
+left out tokens."""
 EXPLAINED = 0.35
 """Minimum share of the variation in the differences that a different temperature must explain to be named as the cause."""
 ALIKE = 0.9
@@ -164,7 +165,8 @@ def _other_temperature(found: Comparison) -> Diagnosis | None:
     """Return the diagnosis that the temperatures differ, if the differences depend on the log-probability in that way; else None.
 
     With β = 1 / temperature and the entropy H, d log p / d log β = log p + H. If a token competes with one other token, the
-    derivative is (1 − p)(log p − log(1 − p)). For contexts with more tokens, the fit adds a multiple of log p.
+    derivative is (1 − p)(log p − log(1 − p)). The differences are fitted by a multiple of this term plus a multiple of log p, which
+    stands for tokens that compete with more than one other token.
     """
     # Raw log-probabilities if sampling is truncated, since truncation causes differences that follow the log-probability too.
     other_K = found.raw_K if found.truncated else found.rollout_K

@@ -7,9 +7,9 @@ that both give to the generated tokens, before any weight changes, and judges th
 **Truncation.** Under top-p or top-k the sampler's distribution is not the full softmax: log p_rollout = log p − log Z
 with Z ≤ 1 the mass that was kept. That is not a fault, and must not stop a healthy run. With top-p alone Z ≥ top_p,
 so rollout log-probabilities may be higher by up to −log top_p; with top-k by any amount. The check allows for that much and judges
-the rest. The allowance hides differences that raise the rollout's log-probabilities, so of an error that raises some and lowers others
-the check sees only the part that lowers. If the engine also gives `raw_rollout_log_probs`, of the full softmax, the check judges
-them too, and sees all of the error.
+the rest. The allowance also hides errors that raise the rollout's log-probabilities: the check then sees only the tokens at which an
+error lowers them. If the engine also gives `raw_rollout_log_probs`, which are of the full softmax, the check compares these with the
+trainer's too, without an allowance, and sees errors in both directions.
 
 Legend: N samples, T response tokens, packed end to end; K of them masked in and finite.
 """
@@ -164,7 +164,7 @@ def generated_rows(batch: Batch) -> np.ndarray:
 
 
 def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
-    """Return which samples have tokens of older weights within the age that the trainer allows, bool [N].
+    """Return which samples the check leaves out because they have tokens of older weights, as the trainer allows, bool [N].
 
     Args:
         batch: N samples.
@@ -172,7 +172,8 @@ def stale_rows(batch: Batch, weight_version: int, allowed: int) -> np.ndarray:
         allowed: the largest age that the trainer allows, in versions.
 
     Returns:
-        bool [N]; False for samples with tokens of still older weights, which the check warns about.
+        bool [N]; True if a token's weights are older than the current ones, and no token's by more than `allowed` versions. Samples
+        with tokens of still older weights are False, so that the check warns about them.
     """
     versions: Ragged = batch["token_weight_versions"]
     # Tokens that the policy did not produce have version −1; their age counts as 0.
@@ -245,7 +246,9 @@ def measure(
 def _compare(
     batch: Batch, log_probs: Ragged, sampling: RolloutSection, weight_version: int | None
 ) -> tuple[Comparison, np.ndarray]:
-    """Compare the masked-in tokens whose log-probabilities are finite; also return the row of each masked-in token where one is not."""
+    """Return the comparison of the masked-in tokens whose log-probabilities are finite in both rollout and trainer, and the row of the
+    sample of every other masked-in token.
+    """
     mask: Ragged = batch["response_mask"]
     columns = {
         "the trainer's log_probs": log_probs,
@@ -302,7 +305,7 @@ def _metrics(found: Comparison, versions: bool) -> dict[str, Metric]:
 
 
 def _figures(found: Comparison, section: LogProbCheckSection, level: Level) -> str:
-    """Return a text with the measured difference and the bound that it exceeds."""
+    """Return the part of the message that gives the mean difference, and the bound that the difference exceeds, if any."""
     tokens = f"{len(found.train_K):,} tokens"
     mean = found.mean(found.gap_K)
     text = f"rollout and trainer: the mean of |p_train − p_rollout| over {tokens} is {mean:.4f}"

@@ -34,7 +34,7 @@ class Comparison:
     raw_gap_K: np.ndarray | None
     """|p_train − p_raw|, where log p_raw is `raw_K`; None if `raw_K` is."""
     temperature_N: np.ndarray | None
-    """The temperature by which the trainer divided each sample's logits."""
+    """The temperature by which the trainer divided each sample's logits; None if the batch has no column `temperature`."""
     truncated: bool
     """Whether the rollout's top-p or top-k may have excluded tokens, or it sampled greedily (temperature 0)."""
 
@@ -81,7 +81,10 @@ class Comparison:
 
     @property
     def judged_K(self) -> np.ndarray:
-        """For each token, the probability difference that is compared with the bounds, float64 [K]."""
+        """The probability difference by which each token is judged, float64 [K]: `unexplained_K`, or `raw_gap_K` where it is larger.
+
+        `raw_gap_K` is used only if sampling is truncated and the engine gave `raw_K`.
+        """
         if self.truncated and self.raw_gap_K is not None:
             # The allowance for truncation hides half of an error, but raw log-probabilities show all of it.
             return np.maximum(self.unexplained_K, self.raw_gap_K)
@@ -89,7 +92,7 @@ class Comparison:
 
     @property
     def judged(self) -> float:
-        """The mean probability difference that is compared with the bounds."""
+        """The mean of `judged_K`, which the check compares with the bounds of its config."""
         return self.mean(self.judged_K)
 
     @property

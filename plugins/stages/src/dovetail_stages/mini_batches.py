@@ -85,8 +85,8 @@ def train_role(
         objective: the objective to minimise.
         prompts: number of groups in a mini-batch.
         epochs: number of passes over the batch.
-        max_kl: the largest `actor/approx_kl`; after a mini-batch above it the remaining ones are skipped. A mini-batch's
-            KL is measured before its own optimizer step, so the first is 0.
+        max_kl: the bound of `actor/approx_kl`; None for no bound. After a mini-batch above the bound, the remaining mini-batches are
+            skipped. A mini-batch's KL is measured before its own optimizer step, so the first is 0.
 
     Returns:
         Metrics merged over the mini-batches that were trained on, and whether some were skipped.
@@ -129,15 +129,16 @@ def _kl_of(metrics: Mapping[str, Metric], max_kl: float) -> float:
 
 
 def check_update_metrics(found: object, role: str, section: PluginSection) -> None:
-    """Check the metrics that an engine's `update` returned, merged over ranks.
+    """Check the metrics that an engine's `update` returned.
 
     Args:
-        found: metrics by name.
+        found: metrics by name, merged over ranks; or a list with each rank's result if these could not be merged.
         role: the role that was updated.
-        section: the engine's section.
+        section: the config section that selects the engine, by which the error names the plugin.
 
     Raises:
-        PluginBrokenError: a metric has a wrong type or name, or is not finite; names the plugin with its version.
+        PluginBrokenError: `found` is not a mapping, or a metric has a wrong type or name, or is not finite; names the plugin with its
+            version.
     """
     if isinstance(found, list) and found:
         found = found[0]  # the first rank's: results that can't be merged come as a list
@@ -152,7 +153,7 @@ def check_update_metrics(found: object, role: str, section: PluginSection) -> No
 def _metric_problem(name: object, metric: object, role: str) -> str:
     """Return what is wrong with a metric of an update; empty if nothing is.
 
-    A metric that has seen no value may be non-finite, since `values` leaves it out.
+    A metric to which no value was added may be non-finite, since `dovetail.metrics.values` leaves such metrics out.
     """
     if not isinstance(name, str) or not all(name.partition("/")):
         return (

@@ -86,7 +86,12 @@ def last_policy_tokens(
 
 
 def with_sample_penalty(batch: Batch, penalty_N: Float64[np.ndarray, "N"]) -> Batch:
-    """Return the batch with a penalty, float64 [N], added to `scores` and to `token_rewards` at each sample's last token."""
+    """Return the batch with a penalty added to `scores`, and to `token_rewards` at each sample's last token with mask 1.
+
+    Args:
+        batch: N samples.
+        penalty_N: float64 [N], at most 0.
+    """
     rewards = batch["token_rewards"]
     samples_M, places_M = last_policy_tokens(batch["response_mask"])
     rewards_T = rewards.values.astype(np.float64)

@@ -13,7 +13,7 @@ OUTPUTS = {
     "entropies": "entropies",
     "ref_log_probs": "ref_log_probs",
 }
-"""Each column that the stage may add to the batch, with the engine's output that it gets."""
+"""Columns that the stage may add to the batch, each with the name of the engine's output that fills the column."""
 
 
 class ScoreActor(Stage):

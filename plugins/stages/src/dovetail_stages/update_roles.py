@@ -12,7 +12,7 @@ from dovetail_stages.wording import with_settings
 class UpdateRoles(Stage):
     """Takes the optimizer steps of further roles, one role after another, before the actor's.
 
-    The objective's metrics take the role's name: `critic/value_loss` becomes `judge/value_loss`.
+    The role's name replaces the prefix of the objective's metrics: for a role `judge`, `critic/value_loss` becomes `judge/value_loss`.
     """
 
     name = "update_roles"

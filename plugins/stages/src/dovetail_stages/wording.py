@@ -23,7 +23,10 @@ def with_settings(plugin: SelectedPlugin, *, changed_only: bool = False) -> str:
 
 
 def update_words(facts: PlanFacts) -> str:
-    """Return a text on the actor's update: loss, aggregation, correction, KL penalty and entropy bonus, or `actor.objective` instead."""
+    """Return a text that describes the actor's update: policy loss, aggregation, correction, KL penalty and entropy bonus.
+
+    If the config sets `actor.objective`, the text describes that objective alone.
+    """
     algorithm, plugins = facts.config.algorithm, facts.plugins
     if facts.config.actor.objective is not None:
         return with_settings(plugins["actor.objective"])
@@ -46,7 +49,12 @@ def clips(loss: SelectedPlugin) -> bool:
 
 
 def kl_words(facts: PlanFacts, place: str) -> str:
-    """Return as text a KL penalty's estimator, weight and (unless it is `fixed`) controller; `place` is `in_loss` or `in_reward`."""
+    """Return a text with a KL penalty's estimator, its weight and, unless it is `fixed`, the controller of the weight.
+
+    Args:
+        facts: the facts of the plan, with the config.
+        place: which penalty, by its key below `algorithm.kl`: `in_loss` or `in_reward`.
+    """
     kl = getattr(facts.config.algorithm.kl, place)
     controller = facts.plugins[f"algorithm.kl.{place}.controller"].ref.name
     moves = "" if controller == "fixed" else f" ({controller})"

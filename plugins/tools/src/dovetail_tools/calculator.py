@@ -122,7 +122,7 @@ def _value(node: ast.AST) -> _Number:
 
 
 def _round(value: _Number, digits: int | None) -> _Number:
-    """Round a number; refuse a number of digits that would take long."""
+    """Round a number to `digits` decimal places; raise a ToolError if `digits` is so large that rounding would take long."""
     if isinstance(digits, int) and abs(digits) > MAX_BITS:
         raise ToolError(
             f"rounding to {str(digits)[:20]} digits is not possible; expected at most {MAX_BITS}"
@@ -131,7 +131,7 @@ def _round(value: _Number, digits: int | None) -> _Number:
 
 
 def _power(base: _Number, exponent: _Number) -> _Number:
-    """Compute base ** exponent; refuse a result that would take long."""
+    """Compute base ** exponent; raise a ToolError if computing it would take long, or if the result is complex."""
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
         bits = base.bit_length() * abs(exponent)
         if bits > 2 * MAX_BITS:

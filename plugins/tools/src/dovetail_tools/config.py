@@ -18,7 +18,7 @@ class SearchConfig(PluginSection):
     text: str = "text"
     """Column with a document's text."""
     title: str | None = None
-    """Column with a document's title, which is searched and shown too."""
+    """Column with a document's title, which is searched and shown too; None: documents have no title."""
     results: int = attrs.field(default=3, validator=attrs.validators.ge(1))
     """Maximum number of documents that a search returns."""
     max_characters: int = attrs.field(default=1000, validator=attrs.validators.ge(1))
@@ -36,12 +36,12 @@ class HttpConfig(PluginSection):
     methods: tuple[Literal["GET", "POST"], ...] = ("GET",)
     """Methods that the policy may use."""
     headers: dict[str, str] = attrs.field(factory=dict, repr=False)
-    """Headers of every request, such as a key that the policy does not see."""
+    """Headers of every request, such as one that holds an API key; the policy does not see them."""
     retries: int = attrs.field(default=2, validator=attrs.validators.ge(0))
     """Retries of a request if the host can't be reached, refuses it for now (425, 429, 503) or, except for a POST, fails temporarily
     (408, 502, 504). Retries count toward the call's time."""
     max_kb: int = attrs.field(default=256, validator=attrs.validators.ge(1))
-    """Maximum KiB of an answer that are read."""
+    """Maximum size of the text that the policy gets from an answer, in KiB; the rest is cut off."""
 
 
 @attrs.frozen(kw_only=True)
@@ -55,7 +55,7 @@ class McpConfig(PluginSection):
     env: dict[str, str] = attrs.field(factory=dict, repr=False)
     """The server's environment variables, in addition to a few safe ones (PATH, HOME, …)."""
     cwd: str | None = None
-    """The server's working directory."""
+    """The working directory of the server that `command` starts; None: that of the run's process."""
     url: str | None = None
     """The address of a server that speaks streamable HTTP, such as `http://127.0.0.1:8000/mcp`, in place of a command."""
     headers: dict[str, str] = attrs.field(factory=dict, repr=False)
@@ -65,13 +65,15 @@ class McpConfig(PluginSection):
     prefix: str = ""
     """Prefix that is added to the server's tool names, for servers whose tools share names."""
     shared: bool = False
-    """Whether all episodes share one connection, with its state on the server; meant for stateless servers. A server that ends is
-    restarted.
+    """Whether all episodes share one connection, and thus any state that the server keeps for it; meant for stateless servers. If the
+    server ends, it is restarted.
     """
     max_connections: int = attrs.field(default=64, validator=attrs.validators.ge(1))
-    """Maximum episodes that use the tool at once, unless it is shared; further episodes wait, which counts toward their time limit."""
+    """Maximum number of episodes that have a connection at once; further episodes wait, which counts toward their time limit. Without
+    effect if `shared` is true.
+    """
     fail_on: Literal["crash", "error", "never"] = "crash"
-    """Answers with `isError` that fail the episode; other errors are shown to the policy. `crash`: unexpected exceptions of a tool, for
+    """Which error answers (`isError`) fail the episode; the policy is shown the others. `crash`: unexpected exceptions of a tool, for
     which servers of the Python SDK answer only `Error executing tool NAME`; `error`: all; `never`: none.
     """
     start_timeout: float = attrs.field(default=30.0, validator=attrs.validators.gt(0))

@@ -82,7 +82,7 @@ def tool_of_function(function: Callable[..., Any], name: str) -> type[FunctionTo
 
 
 async def _in_thread(call: Callable[[], Any], name: str) -> Any:
-    """Run a call in a new daemon thread.
+    """Run a call in a new daemon thread, and return its result or raise its error; `name` is the tool's, for the thread's name.
 
     `asyncio.to_thread` has few threads and joins them at exit, so a call that hangs would occupy a thread forever and block the exit.
     """

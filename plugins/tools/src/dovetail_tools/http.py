@@ -97,7 +97,7 @@ class Http(Tool):
         """Send a request, and follow redirects.
 
         Raises:
-            ToolError: the policy's address is invalid, does not exist or is not allowed.
+            ToolError: the URL that the policy gave is invalid or redirects too often, or a host does not exist or is not allowed.
             HTTPStatusError: the host is busy, or failed.
             RequestError: the host can't be reached, or its answer can't be read.
         """
@@ -121,7 +121,11 @@ class Http(Tool):
         raise ToolError(f"the request was redirected more than {MAX_REDIRECTS} times")
 
     def _made_up(self, host: str, error: BaseException) -> bool:
-        """Return whether the name of an unknown host comes from the policy: the config allows the host by a pattern only."""
+        """Return whether a connection failed because the policy made up a host name.
+
+        True if the error says that the host name is unknown, and the config allows the host only by a pattern such as `*.example.org`. A
+        host that the config names in full is not made up by the policy.
+        """
         found = next((one for one in causes(error) if isinstance(one, socket.gaierror)), None)
         named = {
             one.partition(":")[0].lower() for one in self.config.hosts if not set("*?[") & set(one)
@@ -129,7 +133,7 @@ class Http(Tool):
         return found is not None and found.errno != socket.EAI_AGAIN and host not in named
 
     def _check(self, url: httpx2.URL) -> None:
-        """Refuse a host that the config does not allow; called for every redirect too."""
+        """Raise a ToolError if the config does not allow a URL's host, or the scheme is not HTTP(S); called for every redirect too."""
         host = url.host.rstrip(".").lower()
         port = url.port or {"http": 80, "https": 443}.get(url.scheme)
         names = (f"{host}:{port}", host) if port in (80, 443) else (f"{host}:{port}",)

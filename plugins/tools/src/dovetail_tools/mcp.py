@@ -268,7 +268,10 @@ class _Connection:
             await asyncio.wait(self._held)
 
     async def _hold(self, ready: asyncio.Future[Any], end: asyncio.Event) -> None:
-        """Connect, and hold the connection until `end` is set. One task does both, since a task must leave the scopes that it enters."""
+        """Connect, and disconnect when `end` is set; `ready` gets the client or the error.
+
+        One task does both, since anyio requires that the task that entered a cancel scope also leaves it.
+        """
         from mcp import Client
 
         try:
@@ -298,7 +301,7 @@ def _crashed(name: str, text: str) -> bool:
 
 
 def _content(answer: Any) -> Any:
-    """Return an answer as text if all parts are text, else as parts."""
+    """Return the content of a tool's answer: a text, or a list of text and image parts if the answer has images."""
     parts = []
     for block in answer.content:
         if block.type == "text":

@@ -21,8 +21,9 @@ from dovetail_tools.config import VerlConfig
 class Verl(Tool):
     """Offers the policy every tool in a tools file of verl as a function; each episode has its own instance of each tool.
 
-    The row's `extra_info.tools_kwargs[NAME]` has the arguments of the tool NAME: `create_kwargs` for its `create`, `execute_kwargs` for its
-    `execute`. The second result of `execute` is the call's reward. `calc_reward` is not called: a reward function scores episodes.
+    In a row of the dataset, `extra_info.tools_kwargs[NAME]` has the arguments of the tool NAME: `create_kwargs` for its `create`,
+    `execute_kwargs` for its `execute`. The second result of `execute` is the call's reward. `calc_reward` is not called: a reward
+    function scores episodes.
     """
 
     name = "verl"
@@ -114,7 +115,7 @@ def _tool(entry: Any, file: Path) -> Any:
 
 
 def _unmade(which: str, error: Exception) -> DovetailError:
-    """Return the error for a tool that can't be made, with a hint on what to install."""
+    """Return the error for a tool that can't be constructed, with a hint on what to install; `which` names the tool and its file."""
     missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
     if missing == "verl":
         return PluginNeedsError(
@@ -154,7 +155,7 @@ def _plain(schema: Any) -> ToolSchema:
 
 
 def _content(response: Any) -> Any:
-    """Return a response as text, or as parts if it has images."""
+    """Return the content of a verl tool's response: a text, or a list of image and text parts if the response has images."""
     if isinstance(response, str):
         return response
     fields = response if isinstance(response, Mapping) else response.model_dump(exclude_none=True)

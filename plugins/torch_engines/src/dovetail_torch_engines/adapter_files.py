@@ -35,7 +35,7 @@ def write_adapter(
         saved: the directory of a training state in the format of `dovetail_torch_engines.state`.
         directory: the directory to write the adapter to.
         section: the `lora` section of the config; None if all weights are trained.
-        context: the plugin's context, with head, base model and tokenizer.
+        context: the plugin's context, with the kind of the model's head, the base model and the tokenizer.
 
     Raises:
         ConfigError: no adapter is trained, or a value head is trained besides the adapter.
@@ -152,7 +152,16 @@ def _config(section: LoraSection, layers: Iterable[str], context: PluginContext)
 
 
 def _check_config(key: str, config: Any, section: LoraSection) -> None:
-    """Check that an adapter's config agrees with the section."""
+    """Check that an adapter is a LoRA adapter with the rank, scale and form that the section sets.
+
+    Args:
+        key: the setting that names the adapter, for errors.
+        config: the content of the adapter's `adapter_config.json`.
+        section: the `lora` section of the run's config.
+
+    Raises:
+        ConfigError: they differ.
+    """
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise ConfigError(
             f"{key} is not a LoRA adapter: its {CONFIG} does not say peft_type LORA",

@@ -1,6 +1,6 @@
 """The columns of a batch that training engines read: for every forward pass, and for particular outputs.
 
-Legend: N samples, T response tokens, R scored tokens, K words.
+Legend: N samples, T response tokens, R scored tokens, K token ids for each scored token.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ there was memory to keep them, then overwrites the logits with their gradient. T
 the matrix product. If ranks divide the vocabulary, each rank processes its own shard; the ranks then exchange a maximum and a few
 sums for every token.
 
-Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk, K words.
+Legend: R scored tokens, H hidden size, V vocabulary or this rank's part of it, P padding after it, C rows of a chunk, K words: token
+ids for each row, besides its target, that are given or are the most likely.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def chunk_rows(rows: int, vocabulary: int, dtype: torch.dtype) -> int:
 
 
 class _FusedScores(torch.autograd.Function):
-    """Autograd function of log-probabilities, entropies and Σ p², float32 [R] each, log-probabilities at K words, [R, K], and the K
-    most likely words with their log-probabilities. Σ p² and the most likely words have no gradient.
+    """Autograd function of all scores: the targets' log-probabilities, entropies and Σ p², float32 [R] each; the log-probabilities of K
+    given token ids, [R, K]; and the K most likely token ids with their log-probabilities. Σ p² and the most likely ids have no gradient.
     """
 
     @staticmethod
@@ -298,7 +299,7 @@ class _Chunks:
         return None if self._temperature_R is None else self._temperature_R[rows]
 
     def biased(self, logits_CV: Tensor) -> Tensor:
-        """Return logits [C, V] plus the bias, by which the most likely words are found; the temperature does not change their order."""
+        """Return logits [C, V] plus the bias, to find the most likely token ids; the temperature would not change the order of logits."""
         return logits_CV if self.bias_V is None else logits_CV.float() + self.bias_V
 
     def scaled(self, rows: slice, values_CK: Tensor) -> Tensor:

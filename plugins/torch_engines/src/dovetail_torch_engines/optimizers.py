@@ -1,4 +1,4 @@
-"""Building an optimizer from a model's `optim` section, with the names of the parameters that are hidden matrices."""
+"""Building an optimizer from a model's `optim` section. Some, such as Muon, treat the matrices of hidden layers differently."""
 
 from __future__ import annotations
 

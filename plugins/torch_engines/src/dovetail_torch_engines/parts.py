@@ -18,7 +18,8 @@ from dovetail.workers import unit_ids
 from dovetail_torch_engines.scored import scored_lengths
 
 Rows = tuple[list[int], int, int, int]
-"""Rows that stay together, the id and length of their prompt, and the length of the longest row."""
+"""Indices of rows that stay together, the id of their prompt, the prompt's length (0 if each row includes the prompt), and the length of
+the longest row."""
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -135,8 +136,9 @@ def rows_of(parts: Sequence[MicroBatchRows], samples: Samples, at_least: int) ->
 
 
 def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return micro-batches of samples padded with their prompts. Units (samples that stay together) are added in order of their
-    longest sample, longest first.
+    """Divide samples into padded micro-batches within a token budget; each row is a prompt with its response.
+
+    Units (samples that stay together) are added in order of their longest sample, longest first. For `at_least` see `_balanced`.
     """
     rows = [(unit, unit[0], 0, int(samples.lengths_N[unit].max())) for unit in samples.units()]
     rows.sort(key=lambda row: -row[-1])
@@ -144,7 +146,10 @@ def padded_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatc
 
 
 def shared_parts(samples: Samples, budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Return micro-batches in which responses to one prompt are adjacent; prompts with long responses are added first."""
+    """Divide samples into padded micro-batches within a token budget; each distinct prompt of a micro-batch is fed once.
+
+    Responses to one prompt are adjacent; prompts with long responses are added first. For `at_least` see `_balanced`.
+    """
     active, prompt_N, lengths_N = samples.active, samples.prompt_N, samples.responses_N
     longest = np.zeros(int(prompt_N.max()) + 1, np.int64)
     np.maximum.at(longest, prompt_N[active], lengths_N[active])
@@ -268,9 +273,9 @@ def _spread(units: Sequence[PackedRows], count: int, budget: int) -> list[Packed
 
 
 def _balanced(rows: Sequence[Rows], budget: int, at_least: int) -> list[MicroBatchRows]:
-    """Divide rows into as few parts as the budget and `at_least` allow, with the largest part as small as possible.
+    """Divide rows, in their order, into as few micro-batches as the token budget and `at_least` allow, and make the largest small.
 
-    There may be fewer than `at_least` parts if rows are few or of equal length.
+    There may be fewer than `at_least` micro-batches if rows are few or of equal length.
     """
     best = _greedy(rows, budget)
     wanted = max(len(best), at_least)

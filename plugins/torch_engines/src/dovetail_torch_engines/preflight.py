@@ -185,10 +185,10 @@ def _layers(target: str, shape: ModelShape) -> str:
 
 
 def _stored(directory: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
-    """Return the file and shape of every tensor of a model, read from the headers of safetensors.
+    """Return the file and shape of every tensor of a model, by the tensor's name: from the headers of safetensors, or from pickled files.
 
     Raises:
-        ModelError: there are no weights, or a file is missing, truncated or without its tensors.
+        ModelError: there are no weights, or a file is missing, truncated or lacks a tensor that the index assigns to it.
     """
     name = next((name for name in FILES if (directory / name).is_file()), None)
     if name is None:

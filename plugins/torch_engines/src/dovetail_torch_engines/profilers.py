@@ -31,7 +31,7 @@ class TorchTrace:
         self._thread.submit(self._profile.start).result()
 
     def stop(self, stem: Path) -> Path:
-        """Stop profiling, and write the trace to a file named after `stem`."""
+        """Stop profiling, write the trace to the file `STEM.json.gz` with `stem` as STEM, and return the file's path."""
         path = Path(f"{stem}.json.gz")
         self._thread.submit(self._profile.stop).result()
         self._thread.shutdown()
@@ -59,7 +59,7 @@ class MemoryHistory:
         self._memory._record_memory_history()  # noqa: SLF001
 
     def stop(self, stem: Path) -> Path:
-        """Write the snapshot to a file named after `stem`, and stop recording."""
+        """Write the snapshot to the file `STEM.pickle` with `stem` as STEM, stop recording, and return the file's path."""
         path = Path(f"{stem}.pickle")
         try:
             self._memory._dump_snapshot(str(path))  # noqa: SLF001
@@ -88,7 +88,7 @@ class ProfilerRange:
         self._module.profiler.start()
 
     def stop(self, stem: Path) -> None:
-        """Stop Nsight Systems' recording; Nsight Systems writes the file."""
+        """Stop Nsight Systems' recording after all queued work has finished. Nsight Systems writes the file; `stem` is not used."""
         # Kernels that were queued in the range may still run, and belong to it.
         self._module.synchronize()
         self._module.profiler.stop()

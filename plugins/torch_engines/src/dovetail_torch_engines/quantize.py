@@ -13,8 +13,8 @@ from dovetail.sections import ModelSection
 from dovetail_datasets import read_config, read_shape, takes_images
 
 SCHEMES = {"fp8": "FP8_DYNAMIC"}
-"""Compressed-tensors' scheme by method of an export. `fp8`: E4M3 weights with a scale for each row; activations are quantized token
-by token at run time, without calibration data."""
+"""Names of compressed-tensors' schemes, by the quantization method of an export. `fp8`: E4M3 weights with a scale for each row;
+activations are quantized token by token at run time, without calibration data."""
 _FORMAT = "float-quantized"
 
 

@@ -28,7 +28,7 @@ class Ranks:
         """Check that torch's process group has as many ranks as the mesh.
 
         Raises:
-            DispatchError: the mesh has several ranks, and the process group has another number or is missing.
+            DispatchError: the mesh has several ranks, and the process group is missing or has another number of ranks.
         """
         self.rank, self.size = rank, mesh.size if mesh is not None else 1
         joined = dist.get_world_size() if dist.is_initialized() else 1
@@ -114,7 +114,7 @@ class Ranks:
 
 
 def _portable(failure: Exception | None, rank: int) -> DovetailError | None:
-    """Return a failure as an error that can be pickled."""
+    """Return the failure of a rank as an error that can be pickled and sent to other ranks; None if the rank has not failed."""
     if failure is None:
         return None
     if isinstance(failure, DovetailError):

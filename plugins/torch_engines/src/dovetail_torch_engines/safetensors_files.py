@@ -20,7 +20,12 @@ FILE_BYTES = 2 * 2**30
 class SafetensorsWriter:
     """Writes one rank's safetensors files in a folder, with at most one file's tensors in memory.
 
-    Errors are raised at the end, so that ranks that gather tensors stay in step.
+    Errors are raised by `finish`, not by `add`: a rank that can't write must still take part in gathering the remaining tensors.
+
+    Args:
+        folder: the folder of the files.
+        stem: the beginning of the files' names; ranks that write in one folder need different ones.
+        file_bytes: the largest size of a file, in bytes.
     """
 
     def __init__(self, folder: Path, stem: str, file_bytes: int = FILE_BYTES) -> None:

@@ -54,7 +54,7 @@ def scored_lengths(mask: Ragged) -> np.ndarray:
 
 
 def token_places(offsets_N1: np.ndarray, rows: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the positions of some samples' response tokens in the whole batch, int64 [T].
+    """Return the positions in the whole batch of all response tokens of some samples: int64, the samples in the order of `rows`.
 
     Args:
         offsets_N1: int64 [N + 1], the position at which each sample's tokens begin in the batch.

@@ -41,7 +41,7 @@ class Sending(ABC):
         """
 
     def manifest(self, version: int) -> WeightManifest:
-        """Return the manifest of an update; if there is a transport, with the data that receivers need.
+        """Return the manifest of an update: `described`, with the data that receivers need to connect if there is a transport.
 
         Raises:
             WeightSyncError: the model is a critic.

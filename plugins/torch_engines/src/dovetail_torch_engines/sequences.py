@@ -114,7 +114,7 @@ def _grouped(lengths_S: np.ndarray) -> list[np.ndarray]:
 
 
 class _Spread(torch.autograd.Function):
-    """Copy of rows to distinct slots of a tensor of zeros; the gradient is a gather."""
+    """Copy of row t to row `slot_T[t]` of a tensor of zeros. No two rows have the same slot, so the gradient only selects rows."""
 
     @staticmethod
     def forward(ctx: Any, x_TXD: Tensor, slot_T: Tensor, size: int) -> Tensor:
@@ -128,7 +128,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """Selection of the rows in distinct slots; the gradient is a scatter."""
+    """Selection of the rows `slot_T`, each at most once; the gradient copies rows into a tensor of zeros, and adds nothing up."""
 
     @staticmethod
     def forward(ctx: Any, x_NXD: Tensor, slot_T: Tensor) -> Tensor:

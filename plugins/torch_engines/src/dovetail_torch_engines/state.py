@@ -1,6 +1,6 @@
 """The format of a training state. Engines share the format, so that one engine can load the state of another.
 
-training.json            number of optimizer steps, in total and for each parameter
+training.json            version of the format, number of ranks, and number of optimizer steps, in total and for each parameter
 weights/*.safetensors    float32 weights
 moments/*.safetensors    the optimizer's moments
 random-RANK.safetensors  each rank's random state (`dovetail_torch_engines.random_states`)
@@ -25,7 +25,7 @@ TRAINING, WEIGHTS, MOMENTS = "training.json", "weights", "moments"
 
 
 def emptied(directory: Path, ranks: Ranks) -> None:
-    """Create the directory of a training state, and remove the files of an earlier state. Collective.
+    """Create the directory of a training state, and remove the weights and moments of an earlier state. Collective.
 
     Raises:
         CheckpointError: the directory can't be created; raised on every rank.

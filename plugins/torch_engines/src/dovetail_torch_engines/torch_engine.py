@@ -50,9 +50,9 @@ class PreparedUpdate:
     specs: tuple[OutputSpec, ...]
     """Specs of the model's outputs that the objective reads."""
     mini_batch: Batch
-    """This rank's mini-batch, without padding."""
+    """This rank's part of the mini-batch with all its columns, without padding samples."""
     prepared: Batch
-    """The mini-batch with the columns that micro-batches need."""
+    """The same samples as the objective prepared them, with only the columns that micro-batches need."""
     denominators: Mapping[str, float]
     """The loss's denominators over the whole mini-batch, by name."""
 

@@ -77,7 +77,7 @@ class ScoredShare:
     source_M: np.ndarray
     """int64 [M]: position, among the rank's T tokens, from which each scored token is predicted; 0 for padding."""
     place_R: np.ndarray
-    """int64 [R]: index of each scored token of the pack in the concatenated M entries of each of the C ranks."""
+    """int64 [R]: index of each scored token of the pack among the gathered scores: M of every rank, concatenated in the order of ranks."""
 
     @classmethod
     def of(cls, source_R: np.ndarray, tokens: int, *, rank: int, ranks: int) -> ScoredShare:

@@ -1,6 +1,6 @@
 """An output layer whose vocabulary is divided among ranks: each rank's shard, and scores over the whole vocabulary from the shards' scores.
 
-Legend: R scored tokens, K words at each.
+Legend: R scored tokens, K token ids for each.
 """
 
 from __future__ import annotations

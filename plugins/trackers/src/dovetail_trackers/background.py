@@ -223,7 +223,10 @@ class BackgroundTracker(Tracker):
             self._keep_state(monotonic() - self.settle_seconds)
 
     def _try(self, what: str, call: Callable[[], None], tries: float = math.inf) -> bool:
-        """Make a call, with retries, and return whether it succeeded. After the run's end, there is only one more try, without waiting."""
+        """Make a call, with retries, and return whether it succeeded; `what` names the call in warnings.
+
+        After the run's end, there is only one more try, without waiting.
+        """
         tried = 0
         while tried < tries:
             last = self._ending.is_set()
@@ -298,9 +301,9 @@ class BackgroundTracker(Tracker):
             self._keep_state(monotonic() - self.settle_seconds)
 
     def _keep_state(self, until: float = 0.0) -> None:
-        """Save the run's id and each metric's last step, as of the time `until` (on the clock `monotonic`).
+        """Save the run's id, and the last step of each metric that was logged by the time `until` (on the clock `monotonic`).
 
-        By now the library has stored the calls made up to then; later calls may be lost.
+        The library has stored these values by now. Later ones may still be lost, so that a resumed run must log them again.
         """
         while self._settling and self._settling[0][0] <= until:
             self._logged |= self._settling.popleft()[1]

@@ -79,7 +79,13 @@ class OpentelemetryTracker(BackgroundTracker):
     def _put_spans(
         self, step: int, metrics: Mapping[str, float] | None = None, error: str | None = None
     ) -> None:
-        """Send the spans of the step that ends now, or of the phases since the last step."""
+        """Queue the spans of the step that ends now, with its phases and episodes; between two steps, only those of the phases.
+
+        Args:
+            step: the number of the step.
+            metrics: the metrics of the step, of which `time/NAME` gives the seconds of the phase NAME.
+            error: the error that ended the step, if any.
+        """
         now, began = time_ns(), self._step_began
         phases = [*self._ended_phases(now, metrics or {}, step), *self._episodes]
         root = _Span("step", began, now, {"dovetail.step": step}, error) if began else None
@@ -88,7 +94,9 @@ class OpentelemetryTracker(BackgroundTracker):
             self._put(lambda: self._write_spans(root, phases))
 
     def _ended_phases(self, now: int, metrics: Mapping[str, float], step: int) -> Iterator[_Span]:
-        """Yield the spans of phases. A phase ends after the seconds of its metric `time/NAME`, or when the next phase begins."""
+        """Yield the spans of the recorded phases. A phase ends when the next one begins, or after the seconds of its metric `time/NAME` if
+        that is earlier; the last phase ends at `now` at the latest.
+        """
         names = [name for name, _ in self._phases]
         for (name, start), (_, following) in pairwise([*self._phases, ("", now)]):
             seconds = metrics.get(f"time/{name}", math.inf) if names.count(name) == 1 else math.inf

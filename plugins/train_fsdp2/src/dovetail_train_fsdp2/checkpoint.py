@@ -106,7 +106,7 @@ def load(
     Args:
         directory: a directory that every rank can access.
         runner: the model, filled in place.
-        optimizer: the optimizer, filled in place; None if the checkpoint has none.
+        optimizer: the optimizer, filled in place if the checkpoint has an optimizer's state; None without training.
         ranks: the current ranks; their number may differ from that of the checkpoint.
         random: the random state, restored if the checkpoint has one for this rank.
 
@@ -159,7 +159,10 @@ def average(directory: Path, runner: ModelRunner, ranks: Ranks, share: float) ->
 
 
 def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
-    """Return the tensors that a checkpoint saves, by name, each once, in their shapes in memory (a sharded tensor as its shard)."""
+    """Return the tensors that a checkpoint saves, by name, each once: all of the model's, or with an adapter the trained ones.
+
+    They have any shape […] and share the memory of the model; sharded tensors are DTensors.
+    """
     seen: set[int] = set()
     kept: dict[str, Tensor] = {}
     for name, tensor in runner.model.state_dict(keep_vars=True).items():
@@ -170,7 +173,7 @@ def kept_tensors(runner: ModelRunner) -> dict[str, Tensor]:
 
 
 def _stored(folder: Path, expected: Mapping[str, Tensor]) -> SafetensorsStore:
-    """Open a part of the checkpoint, and check that it has these tensors."""
+    """Open a checkpoint's folder of weights or of moments, and check that it has exactly the expected tensors."""
     store = SafetensorsStore(folder)
     store.check({name: tensor.shape for name, tensor in expected.items()})
     return store
@@ -179,7 +182,11 @@ def _stored(folder: Path, expected: Mapping[str, Tensor]) -> SafetensorsStore:
 def _shards(
     tensors: Mapping[str, Tensor], ranks: Ranks, *, copy: bool
 ) -> Iterator[tuple[str, Tensor, int]]:
-    """Yield this rank's shard of each tensor [rows, …]: its name, the shard [rows here, …] on the CPU, and the shard's first row."""
+    """Yield the shards that this rank must write: tensor's name, shard [rows here, …] on the CPU, and index of the shard's first row.
+
+    Of several copies of a shard, only one rank writes its own; rank 0 writes tensors that are not sharded. `copy` copies shards that are
+    on the CPU already, too.
+    """
     for name, tensor in tensors.items():
         if isinstance(tensor, DTensor):
             place = tuple(tensor.device_mesh.get_coordinate() or ())

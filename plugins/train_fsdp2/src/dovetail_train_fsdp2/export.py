@@ -159,7 +159,7 @@ def _export(
 def _describe(
     directory: Path, model: PreTrainedModel, dtype: torch.dtype, tokenizer: Tokenizer
 ) -> None:
-    """Write everything but the weights, as transformers does."""
+    """Write config, generation config and tokenizer, as transformers does; `dtype` is that of the exported weights."""
     from transformers import GenerationConfig
 
     # Many models ship sampling parameters without `do_sample`, which transformers reads but refuses to save.

@@ -168,7 +168,7 @@ def _gathered(
 
 
 def _of_head(head: nn.Module, tokens: int, dtype: torch.dtype, context: PluginContext) -> int:
-    """Return the bytes of a chunk of logits and of the gradient of the output layer's weight."""
+    """Return the bytes that the output layer takes: a chunk of logits and, if its weight is trained, the weight's gradient."""
     weight = next(head.parameters())
     trained = context.trained and weight.requires_grad
     chunk = min(CHUNK_BYTES, tokens * len(weight) * dtype.itemsize)
@@ -178,7 +178,10 @@ def _of_head(head: nn.Module, tokens: int, dtype: torch.dtype, context: PluginCo
 def _counted(
     trunk: PreTrainedModel, layers: list[nn.Module], dtype: torch.dtype
 ) -> list[TokenBytes]:
-    """Return a token's memory in each layer, in the order in which the layers run."""
+    """Return the bytes per token that each layer keeps for its backward pass, in the order in which the layers run.
+
+    Moves the trunk to the meta device and runs it there once.
+    """
     trunk.to(device="meta", dtype=dtype)
     register(_COUNTED, _attention)
     weights = {_storage(tensor) for tensor in trunk.parameters()}

@@ -1,6 +1,7 @@
 """ModelRunner: one model that scores the tokens of laid-out micro-batches.
 
-Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens, K words.
+Legend: B rows, G distinct prompts, L padded length, P padded prompt length, R scored tokens, T response tokens, K token
+ids for each scored token.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ModelRunner(nn.Module):
         can_share_prompts: whether several responses can attend to one prompt's keys and values.
         parallel: the group of ranks that each hold a part of every pack (packed micro-batch), and so score the same samples; None if
             every rank holds whole packs.
-        packs: whether samples can be packed end to end.
+        packs: whether samples can be packed end to end, with or without shared prompts, as `probe` found it.
         room: a function that returns how many bytes of logits may currently be kept for the backward pass.
         section: the model's config section, with the path of its image processor.
         vision_everywhere: whether some rank trains on images, so that every rank must have gradients of the vision
@@ -183,7 +184,10 @@ class ModelRunner(nn.Module):
 
 
 def _dummy(layout: MicroBatchLayout) -> MicroBatchLayout:
-    """Return `DUMMY`, for a rank without tokens to score, with zeros for each column in `layout.read`, which the outputs read."""
+    """Return the layout `DUMMY` of one token, by which a rank without tokens to score takes part in the forward pass.
+
+    Columns that the outputs read, `layout.read`, get one row of zeros.
+    """
     read = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in layout.read.items()}
     return attrs.evolve(DUMMY, read=read)
 

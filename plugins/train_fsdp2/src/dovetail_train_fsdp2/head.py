@@ -6,7 +6,7 @@ With z = logits / temperature and p = softmax(z), for the token y:
     log p_y                      d log p_y / dz = 1_y − p
     H = −Σ p log p               dH / dz        = −p (log p + H)
 
-Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk, K words, J = 1 + K.
+Legend: R scored tokens, H hidden size, V vocabulary, C rows of a chunk, K token ids for each row, J = 1 + K.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class _Layer:
 
 
 class _Scores(torch.autograd.Function):
-    """Autograd function of log-probabilities [R, J], entropies and Σ p² [R], and the K most likely words with their
-    log-probabilities [R, K]. Σ p² and the most likely words have no gradient.
+    """Autograd function of the log-probabilities of each row's target and K given token ids [R, J], entropies and Σ p² [R], and the K
+    most likely token ids with their log-probabilities [R, K]. Σ p² and the most likely ids have no gradient.
     """
 
     @staticmethod
@@ -263,6 +263,6 @@ class _Scores(torch.autograd.Function):
 
 
 def _add_at(grad_CV: Tensor, targets_CJ: Tensor, given_CJ: Tensor) -> None:
-    """Add values to the gradient at each row's words, in place."""
+    """Add `given_CJ` to the gradient of logits, in place, at the columns `targets_CJ` of each row: its target and K token ids."""
     start_C = torch.arange(len(targets_CJ), device=targets_CJ.device) * grad_CV.shape[1]
     grad_CV.view(-1).index_add_(0, (start_C[:, None] + targets_CJ).flatten(), given_CJ.flatten())

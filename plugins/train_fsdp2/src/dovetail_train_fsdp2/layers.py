@@ -87,7 +87,7 @@ def room_for_logits(
 
 
 def _outside(trunk: PreTrainedModel) -> int:
-    """Return the bytes that the output layer takes for one chunk and its gradients."""
+    """Return the bytes to leave free for the output layer: a chunk of logits, and the gradients of the largest weight matrix."""
     largest = max(int(parameter.numel()) for parameter in trunk.parameters())
     return CHUNK_BYTES + HEAD_BYTES_A_WEIGHT * largest
 

@@ -193,7 +193,7 @@ class _Samples:
         return [np.concatenate(pair) for pair in pairs]
 
     def images(self, length: int) -> Images | None:
-        """Return the images of the rows, for rows padded to `length`."""
+        """Return the images of the rows, for rows padded to `length`; None if no row has images."""
         if not any(self.media_B):
             return None
         shown_BL = np.zeros((len(self.media_B), length), np.bool_)

@@ -25,8 +25,8 @@ _logger = logging.getLogger(__name__)
 def apply_liger(trunk: PreTrainedModel, device: str) -> None:
     """Replace parts of the model by Liger's kernels. `device` is the type of the device that runs the model.
 
-    Liger also replaces functions in the architecture's module, for every model of the process. All but the function for rotary
-    positions are restored. That function can't be set for one model; tensors outside CUDA still use the original.
+    Liger also replaces functions in the architecture's module, for every model of the process. They are restored, except the function for
+    rotary positions, which can't be replaced for one model alone: every model uses Liger's for CUDA tensors, and the original for others.
 
     Raises:
         PluginNeedsError: liger-kernel is not installed.

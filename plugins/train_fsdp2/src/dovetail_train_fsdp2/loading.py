@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 def tensors_of(model: PreTrainedModel, adapter: PeftAdapter | None = None) -> dict[str, Tensor]:
     """Return the parameters and persistent buffers of a model, each once, by name in memory.
 
-    A sharded tensor has the shape of its shard. A tied weight has the first of its names. With an adapter only the base's tensors
-    are returned, by their names without the adapter.
+    Tensors have any shape […]; sharded ones are DTensors. A tied weight is returned under the first of its names only. With an adapter only the base's tensors are
+    returned, by their names without the adapter.
     """
     seen: set[int] = set()
     tensors: dict[str, Tensor] = {}
@@ -117,7 +117,7 @@ def give_out(
 
     Args:
         trunk: the sharded module. Transformers' record of how the files' tensors were converted is copied to it from rank 0.
-        tensors: the tensors to fill, as `tensors_of` returns them, in the shapes of this rank's shards.
+        tensors: the tensors […] of which to fill this rank's shards, as `tensors_of` returns them.
         section: the config section with the checkpoint's path.
         ranks: all ranks.
         device: the device for transfers.

@@ -109,7 +109,7 @@ def described_model(section: ModelSection, *, classifier: bool = False) -> PreTr
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Put parameters that modules register in this thread on the meta device; tied parameters stay tied."""
+    """Put all parameters that modules of this thread register within the block on the meta device; tied parameters stay tied."""
     from torch.nn.modules.module import register_module_parameter_registration_hook
 
     thread = threading.get_ident()

@@ -108,7 +108,7 @@ class ShardedOptimizer:
         return value, not broken
 
     def discard_gradients(self) -> None:
-        """Drop the gradients of a failed backward pass."""
+        """Drop the accumulated gradients, after an optimizer step or a failed backward pass."""
         for optimizer in self._torch:
             optimizer.zero_grad()
 
@@ -145,7 +145,13 @@ class ShardedOptimizer:
         }
 
     def restore(self, steps: int, parameter_steps: Mapping[str, float]) -> None:
-        """Restore the step counters, and create a state of zeros for the caller to fill through `moments`. Load the weights afterwards.
+        """Restore the step counters, and create a state of zeros, which the caller fills through `moments`.
+
+        An optimizer step with a gradient of 0 creates the state. Load the weights afterwards, so that this step can't affect them.
+
+        Args:
+            steps: the number of optimizer steps in total.
+            parameter_steps: the number of steps by parameter name, as `parameter_steps` returns it.
 
         Raises:
             CheckpointError: the state belongs to another model or optimizer.

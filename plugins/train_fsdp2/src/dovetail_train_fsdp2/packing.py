@@ -25,8 +25,8 @@ from dovetail_torch_engines import (
 from dovetail_train_fsdp2.config import Packing, Share
 
 WORTHWHILE = {"cpu": 0.85}
-"""By type of device, the largest share of tokens that may remain for `auto` to compute each distinct prompt of padded micro-batches
-once. Sharing prompts costs a second forward pass."""
+"""By type of device: `share_prompts: auto` computes each distinct prompt of padded micro-batches once if at most this share of the tokens
+is then left to compute. Sharing prompts costs a second forward pass."""
 WORTHWHILE_ELSEWHERE = 0.7
 """The same limit on accelerators, where sharing also rules out the fastest attention, which takes no mask."""
 WORTHWHILE_PACKED = 0.9
@@ -68,7 +68,7 @@ def cut(
 
     Args:
         batch: the samples, with the columns in `dovetail.interfaces.READS`.
-        budget: the token limit of a micro-batch, padding included; a longer sample gets a micro-batch to itself.
+        budget: the token limit of a micro-batch, padding included; a larger unit gets a micro-batch to itself.
         means: the allowed layouts.
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
         unit: the kind of unit whose samples stay in one micro-batch, such as `group`. Prompts are computed once only if the unit is

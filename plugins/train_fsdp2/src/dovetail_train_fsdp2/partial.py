@@ -152,7 +152,10 @@ def _for_each_head(query: Tensor, *keys: Tensor) -> list[Tensor]:
 
 
 def _batches(spans: Spans, queries: list[Tensor], keys: list[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Divide each tensor [T, H, D] into a list of [B, H, L, D], and zip the lists."""
+    """Divide tensors [T, H, D] into batches of sequences, and return for each batch the parts of all tensors, [B, H, L, D] each.
+
+    A batch is a padded bucket of similar lengths if `spans.causal`, else a single span. The parts of `queries` come before those of `keys`.
+    """
     sides = [(spans.queries, x) for x in queries] + [(spans.keys, x) for x in keys]
     if spans.causal:
         # Padding follows the sequence, where causal attention does not see it.
@@ -163,6 +166,6 @@ def _batches(spans: Spans, queries: list[Tensor], keys: list[Tensor]) -> list[tu
 
 
 def _end_to_end(side: Sequences, parts: list[Tensor], spans: Spans) -> Tensor:
-    """Join the parts of a tensor that `_batches` divided, [T, H, D]."""
+    """Join the parts of a tensor that `_batches` divided, and return the tensor [T, H, D]; `side` has the lengths of its sequences."""
     flat = torch.cat([part.transpose(1, 2).flatten(0, 1) for part in parts])
     return side.buckets.gathered(flat) if spans.causal else flat

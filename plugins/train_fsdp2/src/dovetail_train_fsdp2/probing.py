@@ -47,7 +47,7 @@ class Reach:
 
 
 class _Notes:
-    """Findings on the layers' attention: the number of layers, windows, and why the layers can't be packed."""
+    """Findings of a test run on attention: how many layers called it, whether any has a sliding window, and why packing is impossible."""
 
     def __init__(self) -> None:
         self.layers = 0
@@ -148,7 +148,7 @@ def _probe_attention(
     pack: _Notes,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Record the arguments that a layer passes to its attention; returns zeros."""
+    """Record in `pack` whether packing supports the arguments that a layer passes to its attention; return zeros as the output."""
     pack.layers += 1
     unknown = sorted(
         name for name, value in options.items() if value is not None and name not in _HARMLESS

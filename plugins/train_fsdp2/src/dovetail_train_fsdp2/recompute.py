@@ -48,7 +48,7 @@ class Recompute:
 
     Args:
         layers: the layers in order of execution; their `forward` is replaced.
-        how: the setting of recomputation for every layer; None to decide by free memory.
+        how: what every layer recomputes: `nothing`, `cheap` results or `everything`; None to decide by free memory.
         memory: the memory of the device; read only if `how` is None.
         outside: bytes that the rest of the model needs while all activations exist.
         offload: whether to keep the inputs of recomputed layers in host memory.

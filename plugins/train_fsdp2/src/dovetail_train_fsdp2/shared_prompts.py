@@ -60,7 +60,7 @@ def attend_shared(
 
 
 class _Shared(torch.autograd.Function):
-    """Autograd function of both attention calls and their merging."""
+    """Autograd function of `attend_shared`: two attention calls, whose outputs are merged."""
 
     @staticmethod
     def forward(
@@ -104,5 +104,5 @@ class _Shared(torch.autograd.Function):
 
 
 def _weight(part_HQ: Tensor, whole_HQ: Tensor) -> Tensor:
-    """Return a part's share of the whole sum of exponentials, float32 [Q, H, 1]."""
+    """Return the weight of one attention call's output, float32 [Q, H, 1]: e^(l₁ − l) for `part_HQ` = l₁ and `whole_HQ` = l."""
     return (part_HQ - whole_HQ).exp().t()[..., None]

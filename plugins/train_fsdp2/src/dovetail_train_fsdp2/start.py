@@ -169,10 +169,13 @@ def _make_room(
     places: Mapping[str, str] | None,
     section: ModelSection,
 ) -> dict[str, Nf4Linear]:
-    """Make the layers that are kept in 4 bits; return them by the names of their weights without the adapter.
+    """Replace frozen linear layers by 4-bit layers without weights if `lora.base` is set.
+
+    Returns:
+        The new layers, by the names of their weights in the model without the adapter; empty if `lora.base` is not set.
 
     Raises:
-        ConfigError: the checkpoint's tensors differ from those in memory.
+        ConfigError: `places` is None: the checkpoint does not store the tensors as they are in memory.
     """
     adapter = runner.adapter
     if adapter is None or adapter.section.base is None:
@@ -189,7 +192,7 @@ def _make_room(
 def _places(
     model: PreTrainedModel, trunk: PreTrainedModel, section: ModelSection, dtype: torch.dtype
 ) -> tuple[dict[str, str] | None, frozenset[str]]:
-    """Return each tensor's name in the checkpoint (see `stored_places`), and the tensors that are stored in `dtype`."""
+    """Return the result of `stored_places`, and the names in memory of the tensors that the checkpoint stores in `dtype`."""
     with StoredCheckpoint(section) as checkpoint:
         places = stored_places(model, trunk, checkpoint)
         stored = (places or {}).items()
@@ -198,7 +201,7 @@ def _places(
 
 
 def _narrow(tensors: Mapping[str, Tensor], names: frozenset[str], dtype: torch.dtype) -> None:
-    """Keep frozen tensors in the compute dtype if they are stored in it: float32 copies would add no precision."""
+    """Convert the frozen tensors in `names` to `dtype`, in which the checkpoint stores them: float32 copies would add no precision."""
     for name, tensor in tensors.items():
         if name in names and not tensor.requires_grad:
             tensor.data = tensor.data.to(dtype)

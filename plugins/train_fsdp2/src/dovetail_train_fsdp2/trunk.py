@@ -144,8 +144,12 @@ class Trunk:
     def _mask(self, fed: Shared, lengths_B1: Tensor) -> Tensor | None:
         """Return the mask by which responses attend to their prompt, and causally to themselves.
 
-        Added to the attention scores, [B or 1, 1, L, P + L]. For attention that takes no such mask, int64 [B, P + L]
-        with 0 on the padding between prompt and response, or None without padding.
+        If the attention implementation is in `ADDITIVE_MASKS`, the mask is added to the attention scores, [B or 1, 1, L, P + L]. For any
+        other it is int64 [B, P + L] with 0 on the padding between prompt and response, or None if no prompt is padded.
+
+        Args:
+            fed: the prompts and responses.
+            lengths_B1: int64 [B, 1], number of tokens of each row's prompt.
         """
         prompt_length, length = fed.prompts_GP.shape[1], fed.ids_BL.shape[1]
         padded = bool(np.any(fed.prompt_lengths_B != prompt_length))

@@ -82,7 +82,7 @@ def classifier(model: ValueModel) -> tuple[PreTrainedModel, str, str]:
     """Return the format in which a value model is saved: an empty model, the prefix of the base's weights in it, and the head's name.
 
     The empty model is a token classifier of one label, which transformers and `load_value_model` read. If the architecture has no
-    such class, it is the base, with `value_head` beside it.
+    such class, the base takes its place, with an empty prefix and a head named `value_head`.
     """
     from transformers import AutoModelForTokenClassification
 

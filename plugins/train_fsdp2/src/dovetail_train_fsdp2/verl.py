@@ -44,7 +44,7 @@ _RECORDED = (
     "torch.distributed.tensor.",
     "torch.distributed._tensor.",
 )
-"""Modules of the classes in a DTensor's pickle, in this and earlier versions of PyTorch."""
+"""Beginnings of the full names of the classes in a DTensor's pickle, in this and earlier versions of PyTorch."""
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 _PEFT = "base_model.model."
 
@@ -77,7 +77,7 @@ def export_verl(folder: Path, directory: Path) -> None:
 
     Args:
         folder: the folder with verl's rank files, as `checkpoint_in` returns it.
-        directory: the directory of the model.
+        directory: the directory to write the model to.
 
     Raises:
         CheckpointError: a file is missing, damaged or not a file of tensors, or the directory can't be written.
@@ -174,7 +174,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _loaded(file: Path) -> dict[str, Tensor]:
-    """Load a rank's state dict, with its tensors mapped from the file; nothing else is unpickled."""
+    """Load a rank's state dict, with tensors that are memory-mapped from the file; only tensors are unpickled.
+
+    Raises:
+        CheckpointError: the file can't be read, or holds something other than tensors by name.
+    """
     before = get_safe_globals()
     # Cleared, because classes that other code marked as safe would be unpickled, or replace stand-ins.
     clear_safe_globals()
@@ -343,7 +347,11 @@ def _placements(tensor: DTensor) -> Iterator[_Recorded]:
 
 
 def _check(folder: Path, have: Mapping[str, tuple[int, ...]], want: Mapping[str, Tensor]) -> None:
-    """Check that the tensors are those of the model that the config describes."""
+    """Check that the saved tensors, `have` (shapes by name), are those of the model that the config describes, `want`.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
     wrong = [f"the tensor {name!r} is missing" for name in sorted(want.keys() - have.keys())]
     wrong += [f"the tensor {name!r} is not expected" for name in sorted(have.keys() - want.keys())]
     wrong += [

@@ -36,7 +36,7 @@ def has_images(batch: Batch) -> bool:
 def cut_with_images(
     batch: Batch, budget: int, means: Means, at_least: int, unit: Unit, *, together: int
 ) -> list[MicroBatchPlan]:
-    """Divide a batch with images into micro-batches: samples with images are padded, other samples are laid out as text.
+    """Divide a batch with images into micro-batches: samples with images are padded, others laid out as `means` allows.
 
     Args:
         batch: the samples, with the columns that `cut` needs.

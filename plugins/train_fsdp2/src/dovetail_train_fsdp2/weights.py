@@ -46,7 +46,9 @@ def manifest_of(runner: ModelRunner, version: int) -> WeightManifest:
 
 
 def outgoing(runner: ModelRunner, manifest: WeightManifest) -> Iterator[tuple[str, Tensor]]:
-    """Yield the manifest's tensors in the manifest's shapes. Each tensor is gathered, merged with the adapter and cast on request.
+    """Yield the manifest's tensors in the manifest's shapes and dtypes, each gathered and cast on request.
+
+    They are the adapter's tensors if the manifest's kind is `adapter`, else the model's, with the adapter merged if there is one.
 
     Collective, block by block, if the model is sharded: all ranks must iterate to the end. Every rank holds one block of tensors at
     a time, or all tensors that the architecture stores together.

@@ -131,7 +131,13 @@ class MegatronAdapter:
         return described(self.section, self._adapted)
 
     def _draw(self, network: Network, every: Mapping[str, int], seed: int) -> None:
-        """Fill this rank's shards of every A. Every rank draws every A as a whole, so that values do not depend on the layout."""
+        """Fill this rank's shards of every A. Every rank draws every A as a whole, so that values do not depend on the layout.
+
+        Args:
+            network: the network, with this rank's place in the layout.
+            every: the number of input features by layer name, for all linear layers of the model in a fixed order.
+            seed: the seed of the matrices A.
+        """
         parallel = network.parallel
         own = self.tensors()
         generator = torch.Generator().manual_seed(seed)

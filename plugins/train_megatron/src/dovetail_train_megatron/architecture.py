@@ -19,7 +19,7 @@ from dovetail_train_megatron.stages import last_stage_layers, output_cost
 
 
 class Architecture:
-    """The architecture of one model.
+    """A Hugging Face model's architecture, as Megatron and mbridge describe it.
 
     Attributes:
         hf: the model's Hugging Face config.
@@ -36,12 +36,18 @@ class Architecture:
         parallel: Parallel,
         head: Literal["lm", "value"] = "lm",
     ) -> None:
-        """Read the model's config.
+        """Read the model's config, and convert it to Megatron's.
+
+        Args:
+            section: the config section with the model's path.
+            config: the config of the engine.
+            parallel: the parallel layout of the ranks.
+            head: whether the model computes logits or values.
 
         Raises:
             ModelError: the config can't be read, or Megatron lacks the architecture.
-            ConfigError: the layout does not divide the model.
-            PluginNeedsError: megatron-core, mbridge, or what `layers` asks for is not installed.
+            ConfigError: the parallel layout does not divide the model, or `layers` requires Transformer Engine, which is not installed.
+            PluginNeedsError: megatron-core or mbridge is not installed.
         """
         self.hf = read_config(section)
         self._scores_vocabulary = head == "lm"

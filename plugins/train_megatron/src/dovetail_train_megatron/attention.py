@@ -1,9 +1,9 @@
 """Causal attention over packs, with rotary positions, as a module that replaces Megatron's attention.
 
-Megatron passes every layer an `attention_mask`. This engine passes the number of a pack instead, and attention looks up the pack by
-this number. The number stays valid in activation recomputation, which runs after later packs have been added. Rotary angles depend
-only on the pack: their cosines and sines are computed once for all layers. Context-parallel ranks exchange tokens for heads before
-attention, and heads for tokens afterwards (`dovetail_torch_engines.ulysses`).
+Megatron passes every layer an `attention_mask`. This engine passes the index of a pack in a `PackRegistry` instead, and attention
+looks up the pack by this index. The index stays valid in activation recomputation, which runs after later packs have been added.
+Rotary angles depend only on the pack: their cosines and sines are computed once for all layers. Context-parallel ranks exchange
+tokens for heads before attention, and heads for tokens afterwards (`dovetail_torch_engines.ulysses`).
 
 Legend: T tokens of this rank, H query heads, K key and value heads, D head size.
 """
@@ -40,7 +40,7 @@ class Fed:
 
 
 class PackRegistry:
-    """The packs (packed micro-batches) in a model's current forward and backward passes, by number."""
+    """The packs (packed micro-batches) in a model's current forward and backward passes, by index in the order of `add`."""
 
     def __init__(self, frequencies: Tensor, dtype: torch.dtype, device: torch.device) -> None:
         """Create an empty registry.
@@ -54,7 +54,7 @@ class PackRegistry:
         self._fed: dict[int, Fed] = {}
 
     def add(self, pack: PackedMicroBatch, mine: slice) -> Tensor:
-        """Store a pack until `clear`, and return its number, int64 [1] on the CPU, to be passed in place of a mask.
+        """Store a pack until `clear`, and return its index, int64 [1] on the CPU, to be passed to the layers in place of a mask.
 
         Args:
             pack: the pack, the same on all context-parallel ranks.
@@ -105,7 +105,7 @@ class PackedAttention(nn.Module):
             query: float [T, 1, H, D], without rotary positions.
             key: float [T, 1, K, D], without rotary positions.
             value: float [T, 1, K, D].
-            attention_mask: int64 [1], the pack's number in the `PackRegistry`.
+            attention_mask: int64 [1], the pack's index in the `PackRegistry`.
 
         Returns:
             float [T, 1, H · D].

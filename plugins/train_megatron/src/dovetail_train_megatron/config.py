@@ -81,6 +81,9 @@ class MegatronConfig(AdaptableSection):
 
         Optimizer states are also divided over data-parallel ranks.
 
+        Args:
+            ranks: the number of ranks of the engine.
+
         Raises:
             PlanError: the layout does not divide the ranks, or combines expert parallelism with several pipeline stages.
         """

@@ -100,7 +100,7 @@ class MegatronEngine(TorchEngine):
             torch.accelerator.empty_cache()
 
     def forward(self, batch: Batch, outputs: frozenset[str | OutputSpec]) -> Batch:
-        """Compute outputs for every response token; see `TrainEngine.forward`. On stages before the last the columns hold 0."""
+        """Compute outputs for every response token; see `TrainEngine.forward`. On pipeline stages before the last, all outputs are 0."""
         network = self._ready("forward")
         with self._ranks.together():
             specs = self._check_outputs(outputs, batch)

@@ -174,7 +174,7 @@ class _Layer:
         self._step = chunk or max(CHUNK_ROWS_AT_LEAST, CHUNK_ELEMENTS // max(1, vocabulary.size))
 
     def chunks(self) -> list[slice]:
-        """Return the rows of every chunk."""
+        """Return the ranges of hidden states that form the chunks, as slices of the R rows."""
         return [slice(i, i + self._step) for i in range(0, len(self.hidden_RH), self._step)]
 
     def logits(self, rows: slice) -> Tensor:
@@ -193,7 +193,8 @@ class _Layer:
     ) -> tuple[Tensor, Tensor]:
         """Return log p [C, J] of a chunk, and log Σ exp of its shifted z, [C]. Collective.
 
-        The first two rows of `scores_3R` receive the chunk's H and Σ p², which are valid only if `outputs` names them.
+        The chunk's entropies H are written to `scores_3R[0, rows]`, and its Σ p² to `scores_3R[1, rows]`. Each is valid only if `outputs`
+        names it.
         """
         place_CJ, mine_CJ = self.vocabulary.places(self.targets_RJ[rows])
         chosen_CJ = shifted_CV.gather(-1, place_CJ) * mine_CJ

@@ -22,9 +22,9 @@ MODEL_TYPES = tuple(sorted((*DENSE, *MIXTURES)))
 """The model types of mbridge that are plain decoders with rotary positions and full attention."""
 _UNREADABLE = (OSError, ValueError, ImportError, RuntimeError, LookupError)
 _GATES = ("silu", "swish")
-"""Two names of the only activation that mbridge builds."""
+"""Names, in Hugging Face configs, of the SiLU activation, the only activation that mbridge builds."""
 _SCALED = ("dynamic", "longrope", "yarn")
-"""Types of rotary positions that depend on a sequence's length, or scale attention; they are refused."""
+"""Unsupported types (`rope_type`) of rotary positions: their angles depend on the sequence's length, or they scale attention."""
 _OTHER_ENGINE = "use the engine fsdp2, which trains every causal language model of transformers"
 
 
@@ -158,5 +158,5 @@ def _mixes_dense_layers(hf: PretrainedConfig) -> bool:
 
 
 def _all_have_tokens(vocabulary: int, tp: int) -> bool:
-    """Return whether all `tp` ranks have a token if each takes ⌈vocabulary / tp⌉ until none are left."""
+    """Return whether each of `tp` ranks gets a token of the vocabulary if, in rank order, each takes ⌈vocabulary / tp⌉ of those left."""
     return -(-vocabulary // tp) * (tp - 1) < vocabulary

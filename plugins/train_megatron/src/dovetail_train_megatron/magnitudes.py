@@ -100,7 +100,7 @@ class Magnitudes(nn.Module):
         return squares.sqrt()
 
     def _split(self, fused_O: Tensor) -> dict[str, Tensor]:
-        """Return each Hugging Face layer's part of values that are in the order of Megatron's fused layer, by the name's last part."""
+        """Split values [O], in the order of Megatron's fused layer, into those of each Hugging Face layer, by the last part of its name."""
         updates, _ = self._of
         linears = [linear for linear, _ in updates.pieces()]
         sizes = [linear.outputs for linear in linears]

@@ -32,8 +32,8 @@ class Entry:
     name: str
     """Name of the tensor in mbridge, with layer and expert indices counted over the whole model."""
     holders: tuple[int, ...]
-    """The ranks that hold one copy of the tensor (the first, if there are several), in the order of its shards; one rank if the tensor
-    is not divided."""
+    """The ranks that hold the shards of one copy of the tensor, in the order of the shards; a single rank if the tensor is not divided.
+    If several groups of ranks have a copy, such as data-parallel ranks, those of the first group."""
     shape: tuple[int, ...]
     """Shape of one shard of the tensor."""
     dim: int | None
@@ -57,7 +57,7 @@ class TensorTable:
     """
 
     def __init__(self, network: Network, rank: int) -> None:
-        """Build the table. Collective over all ranks of the default process group."""
+        """Build the table of the model of which `network` is this rank's shard. Collective over all ranks of the default process group."""
         self._bridge = network.architecture.bridge
         self.parameters: dict[str, nn.Parameter] = {}
         adapted = {} if network.adapter is None else network.adapter.tensors()
@@ -106,7 +106,14 @@ class TensorTable:
         return list(zip(names, (tensor.contiguous() for tensor in tensors), strict=True))
 
     def from_hf(self, entry: Entry, tensors: list[Tensor], tp: int, tp_rank: int) -> Tensor:
-        """Return a rank's shard of an entry, in the parameter's shape, from Hugging Face's whole tensors in the order of `hf_names`."""
+        """Return the shard of an entry that rank `tp_rank` of `tp` tensor-parallel ranks holds, in the parameter's shape.
+
+        Args:
+            entry: the entry.
+            tensors: the undivided Hugging Face tensors of the entry, in the order of `hf_names`.
+            tp: the number of tensor-parallel ranks.
+            tp_rank: the rank among them.
+        """
         if entry.name.startswith(VALUE_HEAD):
             return tensors[0]
         if entry.adapted:
@@ -135,7 +142,9 @@ def _entries(everyone: list[Any], tp: int) -> list[Entry]:
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
-    """Return an entry's sort key: the embedding first, then layers by index, then the rest; in a layer by name, digits as numbers."""
+    """Return an entry's sort key: the embedding first, then layers by index, then the rest. The tensors of a layer are sorted by name, with
+    the digits in names compared as numbers.
+    """
     layer = LAYER.match(entry.name)
     if layer is None:
         return (0 if entry.name.startswith("embedding") else 2, 0, [entry.name])

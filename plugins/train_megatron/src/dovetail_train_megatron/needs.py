@@ -33,7 +33,7 @@ _ITS_OWN = ("full scope is deprecated", "TypedStorage is deprecated")
 
 
 def quieten() -> None:
-    """Ignore Megatron-Core's warnings about its internals in this process, but not its warnings for users."""
+    """Suppress, in this process, Megatron-Core's deprecation warnings about its own code; warnings that concern users are still shown."""
     for beginning in _ITS_OWN:
         warnings.filterwarnings("ignore", message=beginning, module=r"megatron\.core")
 

@@ -127,9 +127,11 @@ class MegatronOptimizer:
         self.begin()
 
     def masters(self, parameter: nn.Parameter) -> tuple[Tensor, dict[str, Tensor], slice] | None:
-        """Return this rank's shard of a parameter: float32 weights and moments, [n] each, and their range in the flattened parameter.
+        """Return this rank's shard of a parameter in the optimizer; None if the rank owns no shard of it.
 
-        None if the rank owns no shard of the parameter.
+        Returns:
+            The float32 weights, [n]; the optimizer's state by name, such as the moments, [n] each; and the shard's range in the
+            flattened parameter.
         """
         for part in self._parts():
             if parameter in part.model_param_group_index_map:

@@ -1,7 +1,9 @@
-"""Conversion of ragged samples to a model's input: all tokens of a micro-batch end to end, without padding.
+"""Conversion of ragged samples to a model's input: all tokens of a micro-batch end to end, without padding between samples.
 
-Context-parallel ranks take equal ranges of neighbouring tokens. The pack ends in a sequence of padding, so that context and sequence
-parallelism divide its length. The last scored token of a response is never fed to the model, since no token after it is predicted.
+Context-parallel ranks take equal ranges of neighbouring tokens. If context and sequence parallelism do not divide the number of tokens,
+a sequence of padding is added at the end. The last scored token of a response is never fed to the model, since no token after it is
+predicted.
+
 Legend: N samples, B rows that hold a scored token, S sequences, F fed tokens of the pack, R scored tokens, T response tokens.
 """
 
@@ -42,7 +44,7 @@ class PackedMicroBatch:
     """Values of the columns that the outputs read, at the R scored tokens: [R, …] by column name, integers as int64."""
 
     def on(self, rank: int, ranks: int) -> slice:
-        """Return the range of input tokens of one context-parallel rank."""
+        """Return the range of the F input tokens that context-parallel rank `rank` of `ranks` takes."""
         count = len(self.ids_F) // ranks
         return slice(rank * count, (rank + 1) * count)
 
@@ -87,14 +89,16 @@ def make_pack(
 def cut(
     batch: Batch, budget: int, quadratic: float, at_least: int = 1, unit: Unit = "sample"
 ) -> list[np.ndarray]:
-    """Divide a batch into micro-batches of balanced cost within the budget, and return their row indices, int64 [B] each.
+    """Divide a batch into micro-batches of balanced cost within the budget, and return the sample indices of each, int64 [B].
+
+    Every sample is in one micro-batch. Samples without a scored token cost nothing and are in the last micro-batch.
 
     Args:
         batch: the samples, with the columns in `dovetail.interfaces.READS`.
         budget: the token limit of a micro-batch; a longer sample gets a micro-batch to itself.
         quadratic: the relative cost of attention: a sample of n tokens costs n · (1 + quadratic · n).
         at_least: the minimum number of micro-batches, since ranks must run equally many; empty micro-batches are added.
-        unit: the kind of unit whose samples stay in one micro-batch, such as `group`.
+        unit: which samples must stay in one micro-batch, such as those of a `group`.
     """
     samples = Samples.of(batch, unit)
     parts = (

@@ -23,10 +23,16 @@ def score(
     outputs: Sequence[OutputSpec],
     module: object,
 ) -> list[Scores]:
-    """Return the outputs of every pack by name, [T, …] each, in the order of packs. Collective.
+    """Run forward passes of all packs without gradients. Collective.
+
+    Args:
+        network: this rank's stage of the model.
+        packs: the packs, equally many on every rank.
+        outputs: the outputs to compute.
+        module: the network's module, possibly within Megatron's wrapper.
 
     Returns:
-        The outputs on ranks of the last stage; an empty list on other ranks.
+        On ranks of the last stage, each pack's outputs by name, [T, …] each, in the order of packs; an empty list on other ranks.
     """
 
     def collect(hidden: Tensor, pack: PackedMicroBatch) -> Any:
@@ -114,7 +120,7 @@ def _run(
 
 
 def _communicator(network: Network, packs: Sequence[PackedMicroBatch]) -> Any:
-    """Return the communicator that exchanges activations and gradients with the neighbouring stages, with known shapes.
+    """Return a communicator that exchanges activations and gradients with the neighbouring stages, in shapes that follow from the packs.
 
     Megatron's own communicator sends every shape first, and synchronises the device to read it.
     """

@@ -31,9 +31,9 @@ class PackedMicroBatches:
     """
 
     rows: Sequence[np.ndarray]
-    """The row indices of every micro-batch's samples in the batch, int64 each."""
+    """For each micro-batch, the indices of its samples in the batch, int64."""
     packs: Sequence[PackedMicroBatch]
-    """The micro-batches, each with its samples end to end."""
+    """The micro-batches in the same order, each packed: its samples are end to end."""
 
 
 def packed(
@@ -57,7 +57,7 @@ def packed(
 def scored(
     network: Network, batch: Batch, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Batch:
-    """Return the outputs as ragged columns over response tokens; on stages before the last the columns hold 0. Collective."""
+    """Return the outputs as ragged columns over response tokens. On pipeline stages before the last, all values are 0. Collective."""
     mask = batch["response_mask"]
     columns = empty_columns(len(mask.values), outputs)
     for rows, scores in _all_scores(network, cuts, outputs):
@@ -77,7 +77,18 @@ def all_failing_rows(
     denominators: Mapping[str, float],
     cuts: PackedMicroBatches,
 ) -> list[int]:
-    """Return the row indices of samples whose outputs or loss are not finite, by scoring the batch again. Collective."""
+    """Score the batch again, and return the sorted indices of this rank's samples whose outputs or loss are not finite. Collective.
+
+    The list is empty on stages before the last.
+
+    Args:
+        network: this rank's stage of the model.
+        goal: the objective whose loss is computed.
+        spec: the objective's spec, with the outputs that it reads.
+        batch: the samples of this rank.
+        denominators: the denominators of the objective's terms, by name.
+        cuts: the division of the batch into micro-batches.
+    """
     failing: list[int] = []
     for rows, scores in _all_scores(network, cuts, spec.outputs):
         micro_batch = batch.take(rows)
@@ -89,7 +100,7 @@ def all_failing_rows(
 def _all_scores(
     network: Network, cuts: PackedMicroBatches, outputs: Sequence[OutputSpec]
 ) -> Iterator[tuple[np.ndarray, Scores]]:
-    """Yield rows and scores of every micro-batch; nothing on stages before the last."""
+    """Yield the row indices and the outputs of every micro-batch; nothing on pipeline stages before the last."""
     own = [output for output in outputs if output.name != REFERENCE]
     found: list[Iterable[Scores]] = []
     if own:

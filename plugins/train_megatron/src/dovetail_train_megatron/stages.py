@@ -28,7 +28,12 @@ def last_stage_layers(layers: int, stages: int, output: float) -> int:
 
 
 def output_cost(hf: Any, head_size: int) -> float:
-    """Return the cost of a model's output layer, in units of one decoder layer; for a mixture of experts, only active parameters count."""
+    """Return the cost of a model's output layer, in units of one decoder layer; for a mixture of experts, only active parameters count.
+
+    Args:
+        hf: the model's Hugging Face config.
+        head_size: the number of features of an attention head.
+    """
     hidden, heads = hf.hidden_size, hf.num_attention_heads + hf.num_key_value_heads
     inner = getattr(hf, "moe_intermediate_size", None) or hf.intermediate_size
     active = getattr(hf, "num_experts_per_tok", None) or 1

@@ -28,7 +28,7 @@ class TargetLayer:
     fuse: Fuse
     """The function that combines the outputs of Hugging Face's layers in the order of Megatron's layer."""
     divided: int
-    """The dimension along which tensor-parallel ranks divide the weight."""
+    """The dimension of the weight that tensor-parallel ranks divide: 0 rows, 1 columns."""
 
 
 def linear_layers(architecture: Architecture) -> dict[str, int]:
@@ -88,7 +88,13 @@ def chosen(
 
 
 def places(layer: Any, architecture: Architecture, tp: int) -> list[TargetLayer]:
-    """Return the adaptable linear layers of one of this rank's decoder layers, divided over `tp` ranks."""
+    """Return the linear layers within one decoder layer that can have adapters, with the feature counts of one of `tp` ranks.
+
+    Args:
+        layer: one of Megatron's decoder layers on this rank.
+        architecture: the model's architecture.
+        tp: the number of tensor-parallel ranks.
+    """
     hf = architecture.hf
     prefix = f"model.layers.{int(layer.layer_number) - 1}"
     hidden, size = int(hf.hidden_size), architecture.head_size

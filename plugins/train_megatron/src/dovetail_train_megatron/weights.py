@@ -108,7 +108,10 @@ def tied_copy(network: Network, table: TensorTable) -> tuple[Entry, nn.Parameter
 
 
 def manifest_of(network: Network, table: TensorTable, version: int) -> WeightManifest:
-    """Return names, shapes and dtypes of the tensors that `outgoing` yields, in the same order, without communication."""
+    """Return the manifest of a weight update with this version: names, shapes and dtypes of the tensors that `outgoing` yields, in order.
+
+    Needs no communication.
+    """
     dtype = str(network.architecture.dtype).removeprefix("torch.")
     alone = _adapter_alone(network)
     tensors = []
@@ -215,7 +218,15 @@ def _sent_name(name: str, entry: Entry) -> str:
 def _passed(
     entry: Entry, parts: list[Tensor] | None, rank: int, to: Receiving, network: Network
 ) -> list[Tensor] | None:
-    """Send all shards from the first holder to the rank `to`, or to all ranks; return them there, None on other ranks."""
+    """Send an entry's shards from the rank that gathered them to the receiver, and return them on receiving ranks; None on other ranks.
+
+    Args:
+        entry: the entry.
+        parts: the shards on the rank that gathered them, `entry.holders[0]`; None on other ranks.
+        rank: this rank.
+        to: the receiving rank, or all ranks.
+        network: the network of this rank.
+    """
     first = entry.holders[0]
     if rank == to and parts is not None:
         return parts
@@ -240,7 +251,13 @@ def _dtype(entry: Entry, network: Network) -> torch.dtype:
 
 
 def _gathered(entry: Entry, part: Tensor | None, rank: int) -> list[Tensor] | None:
-    """Gather all shards on the first holder; return them there, None on other ranks."""
+    """Gather an entry's shards on the first rank that holds one, and return them there; None on other ranks.
+
+    Args:
+        entry: the entry.
+        part: this rank's shard; None if the rank holds none.
+        rank: this rank.
+    """
     if rank not in entry.holders or part is None:
         return None
     first = entry.holders[0]

@@ -18,9 +18,9 @@ class StreamingConfig(TrainerSection):
     """
 
     max_staleness: int = attrs.field(default=1, validator=attrs.validators.ge(0))
-    """Maximum staleness of a step's samples, in versions behind the rollout's weights. New prompts start as long as fewer than
-    (max_staleness + 1) · sync_every · data.train_batch_size prompts are outstanding: started, and not yet in a step that a weight update
-    has followed. 0 with sync_every 1 is on-policy."""
+    """Maximum number of weight updates that the rollout receives between the start of a prompt and the step that trains on its samples.
+    New prompts start while fewer than (max_staleness + 1) · sync_every · data.train_batch_size prompts are outstanding. A prompt is
+    outstanding from its start until the first weight update after the step that trains on it. 0 with sync_every 1 is on-policy."""
     sync_every: int = attrs.field(default=1, validator=attrs.validators.ge(1))
     """Number of steps between two updates of the rollout's weights."""
     on_sync: Literal["drain", "abort", "keep"] = "drain"

@@ -32,5 +32,8 @@ class OnPolicyTrainer(Trainer):
 
 
 def due(run: Run, every: int) -> bool:
-    """Return whether the step that has just ended is not the run's last, and its number is a multiple of `every`; False if `every` is 0."""
+    """Return whether to validate or save after the step that has just ended: its number is a multiple of `every`. False if `every` is 0.
+
+    Also False after the run's last step, which `validate_after` and `save_last` govern.
+    """
     return bool(every) and run.position.step % every == 0 and not run.position.finished

@@ -1,4 +1,4 @@
-"""A preflight rule: training on samples of older weights without a bound on the ratio to the policy that generated them."""
+"""A preflight rule against training on samples of older weights without a bound on the ratio to the policy that generated them."""
 
 from __future__ import annotations
 

@@ -17,6 +17,6 @@ class VerlDatasetConfig(PluginSection):
     file: str
     """Python file that defines the class (verl's `data.custom_cls.path`); the file is executed."""
     class_name: str
-    """The class (verl's `data.custom_cls.name`)."""
+    """Name of the class in `file` (verl's `data.custom_cls.name`)."""
     settings: Mapping[str, Any] = attrs.field(factory=dict)
     """The settings that the class reads from verl's config section `data`, such as `{prompt_key: question}`."""

@@ -14,7 +14,8 @@ from dovetail.interfaces import DatasetSource
 from dovetail_verl_shim.config import VerlDatasetConfig
 
 _COLUMNS = ("prompt", "data_source", "reward_model", "extra_info", "ability", "images", "tools")
-"""Keys of an item that become columns of the row. All other keys go to `extra_info`, whose own keys take precedence."""
+"""Keys of an item of the verl dataset that become columns of Dovetail's row. All other keys are added to the row's `extra_info`, unless it
+already has the key."""
 
 
 class VerlDataset(DatasetSource):

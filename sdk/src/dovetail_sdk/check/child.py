@@ -57,7 +57,10 @@ class Answers:
 
 
 def main() -> None:
-    """Read the plugins to check from a file in the shared folder, check them, and write the results beside that file."""
+    """Check the plugins that the parent process names in the file `QUESTION`, and write the results to the file `ANSWERS`.
+
+    Both files are in the folder that the first command-line argument names.
+    """
     folder = Path(sys.argv[1])
     asked = json.loads((folder / QUESTION).read_text())
     sys.path[:] = asked["path"]

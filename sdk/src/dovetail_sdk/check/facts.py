@@ -65,7 +65,7 @@ def _documented(cls: type[Plugin], entry: PluginEntry) -> Fact:
 
 
 def _lazy(entry: PluginEntry) -> Fact:
-    """Check that the config's module, which every check of a config imports, imports no engine."""
+    """Check that importing the module of the plugin's config, as `dovetail check` does, imports no heavy package."""
     module = (entry.manifest.config if entry.manifest else entry.target).partition(":")[0]
     command = [sys.executable, "-c", _ASK, json.dumps(sys.path), module, *_HEAVY]
     try:

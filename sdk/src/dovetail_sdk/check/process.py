@@ -19,12 +19,12 @@ from dovetail.plugins.entry import PluginEntry
 QUESTION, ANSWERS = "question.json", "answers.jsonl"
 """Names of the request file and the result file in the folder that the two processes share."""
 _POLL = 0.1
-"""Seconds between two reads of the answers."""
+"""Seconds between two reads of the result file."""
 
 
 @attrs.frozen
 class Ended:
-    """The end of the checking process: `how` describes a crash or time-out; None if the process finished its work."""
+    """The end of the checking process. `how` describes a crash or time-out, and is None if the process finished its work."""
 
     how: str | None
 
@@ -82,7 +82,10 @@ def checking(
 def _lines(
     answers: Path, process: subprocess.Popen[Any], timeout: float
 ) -> Iterator[dict[str, Any] | None]:
-    """Yield each complete line until the process has ended; if a plugin takes too long, yield None and stop."""
+    """Yield each complete line that the process writes to the file `answers`, until the process has ended.
+
+    If a plugin takes longer than `timeout` seconds, yield None and stop.
+    """
     rest, since, over = "", time.monotonic(), False
     with answers.open() as file:
         while not over:

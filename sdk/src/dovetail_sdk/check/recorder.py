@@ -21,12 +21,12 @@ class ResultRecorder:
         self._result: dict[str, Any] = {}
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Record that a suite can't be collected."""
+        """Write the error if pytest can't collect a test file, class or function."""
         if report.failed:
             self._write(broken=str(report.longrepr)[-_LONGEST:])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Record the start of a test."""
+        """Write that a test starts."""
         self._began = time.perf_counter()
         self._result = {"outcome": "passed", "reason": None}
         self._write(start=_name(nodeid))

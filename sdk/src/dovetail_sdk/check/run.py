@@ -86,7 +86,7 @@ def _importable(entry: PluginEntry) -> bool:
 
 
 def _begun(entry: PluginEntry, overrides: Sequence[str], only: str | None) -> dict[str, Any]:
-    """Return the report as it is before the plugin is imported."""
+    """Return the initial report of a plugin, with what is known before its class is imported."""
     return {
         "schema": SCHEMA,
         "plugin": {
@@ -119,7 +119,7 @@ def _finished(report: dict[str, Any], began: float) -> dict[str, Any]:
 
 
 def _declared(entry: PluginEntry) -> dict[str, Any]:
-    """Return the check of entry point, manifest and interface, which needs no import of the plugin."""
+    """Return the result of the check `declaration`: whether entry point, manifest and interface version agree. Imports no plugin."""
     sound = entry.state == "compatible"
     return {
         "name": "declaration",
@@ -130,7 +130,7 @@ def _declared(entry: PluginEntry) -> dict[str, Any]:
 
 
 def _take(report: dict[str, Any], line: dict[str, Any]) -> None:
-    """Add a line of the process to the report."""
+    """Add to the report what a line of the checking process says: a check, a test, facts, settings, or why the suite was not run."""
     if "check" in line:
         report["checks"].append(line["check"])
     elif "test" in line:
@@ -148,7 +148,13 @@ def _take(report: dict[str, Any], line: dict[str, Any]) -> None:
 
 
 def _add_end(report: dict[str, Any], how: str, running: str | None) -> None:
-    """Add to the report that the process died while it checked this plugin."""
+    """Add a failed check to the report, since the process died while it checked this plugin.
+
+    Args:
+        report: the plugin's report.
+        how: how the process ended (see `Ended`).
+        running: the check or test that was running; None if none had begun.
+    """
     hint = f"run that alone under a debugger, or report it to the author of {report['plugin']['distribution']}"
     at = f" in {running}" if running else ""
     report["checks"].append(

@@ -9,7 +9,7 @@ from dovetail.config.schema import fields_of
 from dovetail.config.serialise import to_mapping
 
 _ELSEWHERE = {"plugin", "config", "kind", "expected_failures"}
-"""Attributes of a suite that a report shows in another place, or as its config."""
+"""Attributes of a suite that `settings_of` leaves out, since a report shows them in other fields."""
 
 
 def settings_of(suite: type) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def differences(cls: type, interface: type) -> list[SignatureDifference]:
 
 
 def members(interface: type) -> Mapping[str, Any]:
-    """Return the public methods and properties that an interface and its base classes declare, by name."""
+    """Return the public methods and properties of an interface, by name: those that core declares in it or in its base classes."""
     found: dict[str, Any] = {}
     for base in reversed(interface.__mro__):
         if not base.__module__.startswith("dovetail."):

@@ -22,7 +22,7 @@ from dovetail.plugins.kinds import KINDS
 from dovetail_sdk.check.shipping import NotHereError
 
 UNDER_TEST: dict[str, type] = {}
-"""The suites that pytest collects in a process that checks a plugin."""
+"""The suites of the plugin that this process checks, by class name. The test file that pytest collects imports them from here."""
 DECLARATIONS = "conformance"
 """Name of the module that may hold a package's own suites, in the plugin's folder or in a folder above within the package."""
 
@@ -49,8 +49,8 @@ def suites_for(
 ) -> dict[str, type]:
     """Return the suites that check a plugin, by the name under which pytest finds them.
 
-    The suites come from the nearest `conformance.py`, searched from the folder of the class's module up to the package's folder.
-    Without such a file, the default suite of the kind is used. Overrides change the config of every suite.
+    The suites come from the nearest `conformance.py` that has suites of this class, searched from the folder of the class's module up to
+    the package's folder. Without such a file, the default suite of the kind is used. Overrides change the config of every suite.
 
     Raises:
         PluginBrokenError: importing `conformance.py` fails.
@@ -113,7 +113,7 @@ def config_under_test(kind: str, tree: Mapping[str, Any], overrides: Sequence[st
 
 
 def _amended(suite: type, kind: str, overrides: Sequence[str]) -> type:
-    """Return a declared suite with a config changed by overrides.
+    """Return a subclass of a suite whose config is changed by overrides; the suite itself without overrides.
 
     Raises:
         ConfigError: an override is invalid.

@@ -13,7 +13,7 @@ from dovetail.plugins.entry import PluginEntry
 from dovetail_console.conformance_report import OUTCOMES, TIERS, counts
 
 _LONGEST = 80
-"""Maximum characters of a setting's value."""
+"""Maximum characters of a setting's printed value; the rest is cut off."""
 _COLOURS = {"passed": "green", "failed": "red", "expected": "yellow", "skipped": "cyan"}
 _TITLES = ("PLUGIN", "TIER", *(outcome.upper() for outcome in OUTCOMES), "SECONDS")
 
@@ -113,7 +113,9 @@ class ReportTable:
 def _print_reasons(
     report: dict[str, Any], outcomes: Sequence[str] = ("failed", "expected", "skipped")
 ) -> None:
-    """Print every result that is not a success, grouped by reason."""
+    """Print the checks and tests with one of these outcomes, grouped by reason; then the unmet conditions of the tier (facts), and why the
+    suite was not run, if so.
+    """
     for outcome in outcomes:
         reasons: dict[tuple[str, str | None], list[str]] = {}
         for item in _items(report):

@@ -88,7 +88,7 @@ def _check_module_free(package: Path, name: str) -> None:
 
 
 def _make_folder(folder: Path, undo: ExitStack) -> None:
-    """Make a folder and its parents; `undo` removes the new folders, including byte code from an import."""
+    """Make a folder and its missing parents, and register with `undo` the removal of the new folders and all that is in them by then."""
     if not folder.exists():
         _make_folder(folder.parent, undo)
         folder.mkdir()
@@ -117,7 +117,19 @@ def _package(project: Project) -> Path:
 
 
 def _with_entry(file: Path, kind: str, name: str, target: str) -> bytes:
-    """Add an entry point and the kind's requirements to a pyproject.toml, and return its content; comments and layout are kept."""
+    """Return the content of a pyproject.toml with a new entry point and the kind's requirements added; the file itself is not changed.
+
+    Comments and layout are kept.
+
+    Args:
+        file: the pyproject.toml.
+        kind: the kind of plugin, which determines the entry point's group.
+        name: the plugin's name.
+        target: the object that the entry point names, `module:Class`.
+
+    Raises:
+        PluginError: the group already has an entry point of this name.
+    """
     group = f"{GROUP_PREFIX}{kind}"
     text = file.read_bytes().decode()
     document = tomlkit.parse(text.replace("\r\n", "\n"))

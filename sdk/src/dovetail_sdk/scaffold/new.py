@@ -130,7 +130,7 @@ def new_plugin(
 
 
 def target_of(kind: str, name: str) -> str:
-    """Return the name of the object in the plugin's module to which the entry point refers."""
+    """Return the name of the class or function, in the plugin's module, to which the entry point refers."""
     return {"cli": name, "doctor": "examine", "preflight": name}.get(kind, class_name(name))
 
 
@@ -162,7 +162,7 @@ def _files(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def _words(kind: str, name: str, package: str) -> dict[str, object]:
-    """Return the variables of the templates."""
+    """Return the values of the variables that a kind's templates use, by variable name."""
     words: dict[str, object] = {
         "kind": kind,
         "name": name,

@@ -93,14 +93,15 @@ FAILURES: dict[str, Callable[[], Any]] = {
     "mapping_without_score": lambda: {"reward": 1.0},
     "mapping_with_nan": lambda: {"score": math.nan, "format": 1.0},
 }
-"""Functions that fail, by the name of the failure."""
+"""Functions that raise an exception, hang, or return a value that is no valid score, by the name of the failure."""
 
 PROCESS_FAILURES: dict[str, Callable[[], Any]] = {
     "crash": lambda: os._exit(3),
     "kill": lambda: os.kill(os.getpid(), 9),
     "spin": _spin,
 }
-"""Functions that end their process, by the name of the failure: only for managers that run functions in processes of their own."""
+"""Functions that end their process, or block it until it is killed (`spin`), by the name of the failure: only for managers that run
+functions in processes of their own."""
 LIST_FAILURES: dict[str, Callable[[int], Any]] = {
     "too_few": lambda count: [1.0] * (count - 1),
     "too_many": lambda count: [1.0] * (count + 1),

@@ -1,4 +1,4 @@
-"""FakeServer: an HTTP server that answers as a test says."""
+"""FakeServer: an HTTP server for tests, with a function of the test for each path."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class FakeServer:
-    """A context manager that runs an HTTP server on the loopback interface, with answers by path. Other paths get the answer of the
-    path `*`, or status 404 if there is none.
+    """A context manager that runs an HTTP server on the loopback interface; a test sets its answers.
 
     Attributes:
+        answers: path → the function that answers a request for it, for example by `reply`. The path `*` stands for all paths that are
+            not listed; without it they get status 404.
         url: the server's address.
         asked: the requested paths, in order.
     """
@@ -24,7 +25,7 @@ class FakeServer:
         self.answers: dict[str, Answer] = {"/health": lambda request: reply(request, 200)}
         self.asked: list[str] = []
         self.release = threading.Event()
-        """An event that is set at the end, to release handlers that hang."""
+        """An event that `close` sets. An answer that is to hang waits for this event, so that it ends with the server."""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A run directory as a run of a few steps leaves it."""
+"""A run directory with the files of a completed run of a few steps, for tests of programs that read such files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dovetail.telemetry.jsonl import append_rows
 
 
 def finished_run(run: RunDirectory) -> RunDirectory:
-    """Write the files of a run of six steps into an empty run directory.
+    """Write the files of a completed run of six steps into an empty run directory, and return the directory.
 
     The run has validation before and after training, one failed reward, and one non-finite value.
     """

@@ -176,7 +176,16 @@ class ProcessRanks:
         return results
 
     def _gather(self, what: str, timeout: float) -> list[Any]:
-        """Return one answer of every rank. If a rank fails while others wait for it in a collective, all processes are killed."""
+        """Return the next answer of every rank. If a rank does not answer in time, for example in a collective with a failed rank, all
+        processes are killed.
+
+        Args:
+            what: the name of the call, for the error.
+            timeout: seconds that each rank may take.
+
+        Raises:
+            WorkerError: a rank did not answer.
+        """
         answers = [self._readers.submit(_answer, pipe, timeout) for pipe in self._pipes]
         results = [answer.result() for answer in answers]
         silent = [rank for rank, result in enumerate(results) if result is _NO_ANSWER]

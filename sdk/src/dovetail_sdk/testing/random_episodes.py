@@ -109,7 +109,7 @@ def random_episode(parallel: int) -> Body:
 
 
 class RecordedEngine:
-    """Records the requests and results of a started engine, and can make the engine fail.
+    """Records the requests and results of a started engine. Once a test sets `killed`, the engine's requests raise RolloutError.
 
     Args:
         engine: the engine whose `submit` is replaced; each request has one sample.
@@ -118,7 +118,7 @@ class RecordedEngine:
 
     def __init__(self, engine: BaseRollout, calls: list[EngineCall]) -> None:
         self.killed = False
-        """Whether all further answers are lost."""
+        """Whether a request raises RolloutError instead of returning its sample; set by tests."""
         self._submit, self._calls = engine.submit, calls
         engine.submit = self._recorded  # type: ignore[method-assign]
 
@@ -155,7 +155,15 @@ def _check_sequence(
     turns: Sequence[Turn],
     prompt_ids_P: np.ndarray,
 ) -> None:
-    """Check that a sequence of a trajectory consists of the engine's prompts and responses."""
+    """Assert that a token sequence of an episode consists of the engine's prompts and responses, with their log-probabilities and weight
+    versions, and that all other tokens are masked.
+
+    Args:
+        completion: the sequence, as part of the sample.
+        own: the engine calls of the sequence, in order.
+        turns: the turns of the sequence.
+        prompt_ids_P: token ids of the sample's prompt, used unless the completion has its own.
+    """
     prompt_ids_P = prompt_ids_P if completion.prompt_ids is None else completion.prompt_ids
     whole = np.concatenate([prompt_ids_P, completion.response_ids])
     mask_T = completion.produced_T

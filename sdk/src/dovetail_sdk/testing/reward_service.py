@@ -15,7 +15,10 @@ Answer = Callable[[Any, dict[str, str]], tuple[int, Any]]
 
 
 def score_rows(request: Any, headers: dict[str, str]) -> tuple[int, Any]:  # noqa: ARG001 - an Answer gets both
-    """Score each row of a request with `failing_reward`, and report the failures of rows that fail."""
+    """Score each row of a request with `failing_reward`; a row that fails gets `{"error": …}` instead of a score.
+
+    If scoring a row raises ConnectionError, the whole request gets status 503.
+    """
     results: list[Any] = []
     for row in request["samples"]:
         try:

@@ -58,7 +58,7 @@ class Script:
     Attributes:
         fails_after: the number of samples that a request yields before the replica fails, for each request in order of arrival. Requests
             with None, or beyond the last entry, do not fail.
-        answer: a function that returns the response tokens of a sample.
+        answer: a function of a request and a sample's index in it that returns the sample's response tokens.
         delay: seconds before each sample.
     """
 

@@ -36,13 +36,13 @@ class ScriptedExperience:
 
     samples: Sequence[Sample]
     columns: Batch
-    """Columns that `batch` returns."""
+    """The batch of the samples, which the method `batch` returns."""
     reasons: Mapping[tuple[int, int, int], str] = attrs.field(factory=dict)
     """(epoch, prompt, attempt) of each prompt that is not trained on → the reason."""
 
     @classmethod
     def of(cls, batch: Batch) -> ScriptedExperience:
-        """Build samples from a batch of N samples.
+        """Build the experience of a step from a batch of its N samples.
 
         Args:
             batch: a batch with `sample_id`, `response_ids`, `token_weight_versions` and `scores`.
@@ -105,7 +105,7 @@ class ScriptedRun(Run):
         Args:
             total_steps: number of steps of the whole run.
             step: number of finished steps; above 0 the run is resumed from a checkpoint.
-            max_staleness: the trainer's max staleness.
+            max_staleness: the trainer's `max_staleness`: the maximum age of the rollout's weights, in steps.
             examples: the kind of the trainer's examples. Unless it is `prompts`, no responses are generated, the rollout's weight
                 version does not change, and `validate` returns no metrics.
             stop_at: the number, from 1, of the call that raises StopRequested before it does anything; None for no stop.
@@ -303,7 +303,12 @@ def _context(number: int, version: int) -> StepContext:
 
 
 def _columns(number: int, versions: Sequence[int]) -> Batch:
-    """Return the samples of a step: one sample of two tokens for each prompt, generated with the weight version of the same index."""
+    """Return the batch of a step: for each prompt, one sample of two response tokens.
+
+    Args:
+        number: the number of the step.
+        versions: the weight version that generates each prompt's sample.
+    """
     prompts_N = np.arange(PROMPTS) + PROMPTS * (number - 1)
     responses = Ragged.from_list([[5, 6]] * PROMPTS, dtype=np.int64)
     return Batch(

@@ -41,7 +41,7 @@ class TableEngine(TrainEngine):
 
     Attributes:
         logits_V: float32 [V], the whole model; 0 at the start.
-        updates: the number of mini-batches trained on.
+        updates: the mini-batches trained on, in order.
     """
 
     name = "table"

@@ -25,7 +25,7 @@ _MODULE = "_dovetail_temporary_plugins"
 
 
 class _Nowhere(Distribution):
-    """The metadata of a distribution that exists in no file."""
+    """Metadata of the made-up distribution to which temporary plugins belong; nothing of it is on disk."""
 
     def read_text(self, filename: str) -> str | None:
         text = f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {VERSION}\n"
@@ -68,7 +68,7 @@ def temporary_plugins(*classes: type[Plugin]) -> Iterator[PluginIndex]:
 
 
 def _put(index: PluginIndex) -> None:
-    """Make this the plugin index of the process, in the cached function that every module calls."""
+    """Make this the plugin index of the process: `default_index`, which every module calls, returns it from here on."""
     default_index.cache_clear()
     with patch.object(PluginIndex, "discover", return_value=index):
         default_index()

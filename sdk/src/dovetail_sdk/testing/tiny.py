@@ -19,7 +19,7 @@ _BYTES = 256
 _WRITTEN_SPECIAL = re.compile(
     r"<[|｜][^<>|｜{}' \n]+[|｜]?>|<[^<>|｜{}' \n]+[|｜]>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]"
 )
-"""A pattern for texts in a chat template that look like special tokens."""
+"""A pattern that finds special tokens in the source of a chat template, such as `<|im_end|>` or `[INST]`."""
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}"

@@ -56,7 +56,7 @@ def case_tensors(seed: int = 0) -> dict[str, Tensor]:
 def manifest_of(
     tensors: dict[str, Tensor], version: int = 1, bucket_bytes: int = 1 << 20
 ) -> WeightManifest:
-    """Return the manifest of these tensors, with their shapes and dtypes."""
+    """Return the manifest of an update with these tensors, […] each, in their order, as version `version`."""
     specs = tuple(
         TensorSpec(name=n, shape=tuple(t.shape), dtype=str(t.dtype).removeprefix("torch."))
         for n, t in tensors.items()

@@ -99,11 +99,11 @@ class RolloutCorrectionConfig(PluginSection):
 
 
 SEQUENCE = RejectionSection(by="seq_sum_k1", lower=0.5, upper=2.0)
-"""Rejection by a sample's ratio, the product over its tokens."""
+"""Rejects samples by the product of π_rollout / π_train over their tokens."""
 GEOMETRIC = RejectionSection(by="seq_mean_k1", lower=0.999, upper=1.001)
-"""Rejection by the geometric mean of a sample's ratios."""
+"""Rejects samples by the geometric mean of π_rollout / π_train over their tokens."""
 K3 = RejectionSection(by="seq_mean_k3", upper=0.01)
-"""Rejection by the mean of k3 over a sample."""
+"""Rejects samples by the mean of the divergence k3 over their tokens."""
 
 _ICEPOP = {
     "weights": "token",

@@ -9,7 +9,7 @@ import attrs
 from dovetail.sections import PluginSection, Validator
 
 _SHARE: Validator = [attrs.validators.ge(0), attrs.validators.le(1)]
-"""Validators of a discount: between 0 and 1, both included."""
+"""Validators of a discount γ or a weight λ: between 0 and 1, both included."""
 
 
 @attrs.frozen(kw_only=True)
@@ -58,7 +58,7 @@ class MtGrpoConfig(PluginSection):
 
 @attrs.frozen(kw_only=True)
 class GigpoConfig(PluginSection):
-    """Episode rewards relative to their group, plus turn returns relative to other turns that began in the same state."""
+    """Episode rewards relative to their group, plus the discounted return of each turn relative to turns that began in the same state."""
 
     step_weight: float = attrs.field(default=1.0, validator=attrs.validators.ge(0))
     """Weight ω of a turn's advantage relative to turns that began in the same state."""

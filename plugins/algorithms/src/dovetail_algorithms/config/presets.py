@@ -18,7 +18,9 @@ _PPO_CLIP = {"name": "ppo_clip", "clip_low": 0.2, "clip_high": 0.2}
 _NO_KL = {"in_loss": None, "in_reward": None}
 _KL_IN_LOSS = {"in_loss": {"estimator": "k3", "coef": 0.001}, "in_reward": None}
 _KL_IN_REWARD = {"in_loss": None, "in_reward": {"estimator": "k1", "coef": 0.001}}
-"""KL sections of presets. The coefficient 0.001 is common in practice; papers use 0.01 to 0.1, for rewards of other scales."""
+"""Settings of `algorithm.kl` for presets with a KL penalty in the reward. The coefficient 0.001, also of `_KL_IN_LOSS`, is common in
+practice; papers use 0.01 to 0.1, for rewards of other scales.
+"""
 
 
 def _algorithm(

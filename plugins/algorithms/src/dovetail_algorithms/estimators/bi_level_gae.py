@@ -18,8 +18,9 @@ class BiLevelGaeEstimator(TokenEstimator):
     A_t = δ_t + γλ A_{t+1},  δ_t = R_t + γ V_{t+1} − V_t, for tokens t of a turn before its last
 
     Returns are A + V, and V after the last turn is 0. A turn's reward must be on its last token, as it is if the reward function returns
-    `turn_rewards`; a reward on another token, such as a KL penalty, counts only within its turn. With all four settings 1 and rewards only
-    on last tokens, this estimator equals `gae`. A `turn_gamma` below 1 discounts by turns, whatever their lengths.
+    `turn_rewards`; a reward on another token, such as a KL penalty, counts only within its turn. If both γ and both λ
+    are 1 and only last tokens have rewards, this estimator equals `gae`. A `turn_gamma` below 1 discounts by turns, whatever their
+    lengths.
 
     Needs a value model, which the plan adds as the critic. `whiten` brings the batch's advantages to mean 0 and variance 1.
     """

@@ -42,7 +42,7 @@ def discounted_sums(
 
 @attrs.frozen(eq=False)
 class PolicyTokens:
-    """The tokens that the policy wrote, one sample after another. Tool tokens between them are not steps and are not discounted.
+    """The tokens that the policy wrote, one sample after another. Sums over them skip the tool tokens in between, without a discount.
 
     Attributes:
         mask: ragged bool, `response_mask`.

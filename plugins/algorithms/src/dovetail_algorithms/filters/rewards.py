@@ -28,8 +28,8 @@ def judged_rewards(columns: Batch, component: str | None, who: str) -> Float64[n
         who: the name of the filter in errors.
 
     Raises:
-        ColumnError: the column is missing, or samples lack the component; the message names the first of these samples, and the
-            components that the first one has.
+        ColumnError: the column is missing, or samples lack the component; the message names up to three of these samples, and
+            the components that the first of them has.
     """
     columns.require([rewards_column(component)], who)
     if component is None:

@@ -41,7 +41,9 @@ class ScoreRange(SampleFilter):
         return frozenset({rewards_column(config.component)})
 
     def keep(self, columns: Batch, groups: Groups) -> Bool[np.ndarray, "N"]:
-        """Return a mask, bool [N]: True for the groups, or samples, within the bounds.
+        """Return a mask, bool [N]: True where the group's mean reward, or with `unit: sample` the sample's own, is within the bounds.
+
+        Rewards that are not finite are kept, so that a later check stops the step.
 
         Raises:
             ColumnError: a sample lacks the named component.

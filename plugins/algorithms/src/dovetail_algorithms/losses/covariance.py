@@ -31,7 +31,7 @@ class Covariances:
         values_T: covariances (A − mean A)(log π_old − mean log π_old), float32 [T], with means over the tokens of all ranks.
         mask: the token mask, bool, ragged [T]; masked tokens have value 0, which is unused.
         tokens: the number of tokens with mask True over all ranks.
-        sample_ids: N unique names.
+        sample_ids: the unique ids of the N samples, from which the hashes of tokens are computed.
         seed: the run's seed.
     """
 

@@ -52,7 +52,7 @@ def sequence_ratio(
     Args:
         log_ratio_T: the log-ratios, float [T], not clamped, 0 where the mask is False.
         mask_T: the response mask, bool [T].
-        offsets_N1: the index of each sample's first token, and T, int64 [N + 1].
+        offsets_N1: the index of each sample's first token, followed by T, int64 [N + 1].
 
     Returns:
         The ratios, float [T], in the log-ratios' dtype.

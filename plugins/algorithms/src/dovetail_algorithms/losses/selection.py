@@ -15,7 +15,7 @@ from dovetail.batch import Ragged
 from dovetail.interfaces import Reduction
 
 DIGIT_BITS = 16
-"""The number of bits of the smallest selected key that one sum over the ranks determines; see `largest`."""
+"""Number of bits that `largest` adds to the smallest selected key with each sum over the ranks."""
 DIGITS = 1 << DIGIT_BITS
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -35,7 +35,7 @@ def largest(
         keys_T: the sort keys, uint64 [T].
         candidates_T: the mask of tokens to select from, bool [T].
         count: the number of tokens to select over all ranks; the same on every rank.
-        reduction: computes sums over the ranks that hold the other tokens.
+        reduction: computes sums over all ranks that hold tokens of the mini-batch.
     """
     total = int(reduction.sum(np.array([np.count_nonzero(candidates_T)], np.int64))[0])
     if count <= 0:
@@ -61,7 +61,7 @@ def token_hashes(sample_ids: Sequence[str], rows: Ragged, seed: int) -> UInt64[n
     ranks don't matter.
 
     Args:
-        sample_ids: N unique names.
+        sample_ids: the N samples' ids, which are unique.
         rows: any column over the response tokens; only the number of tokens of each sample is read.
         seed: the run's seed.
     """

@@ -78,6 +78,8 @@ F_DIVERGENCES: Mapping[str, Callable[[Float[Tensor, "N"], DpoConfig], Float[Tens
     "js": lambda u, _: math.log(2) + logsigmoid(u),
     "alpha": _alpha,
 }
-"""Functions u ↦ f'(exp(u)) by `DpoConfig.f_divergence`, f the divergence's generator, π/π_ref = exp(u) (arXiv 2309.16240, table 1); float
-[N] each.
+"""The function g of each f-divergence, by its name in `DpoConfig.f_divergence`; takes u, float [N], and the config, and returns g(u),
+float [N].
+
+g(u) = f'(exp(u)), up to a constant, where f generates the divergence and exp(u) = π/π_ref (arXiv 2309.16240, table 1).
 """

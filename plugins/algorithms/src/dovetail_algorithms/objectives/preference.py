@@ -51,7 +51,7 @@ class Responses:
     log_probs_N: Float[Tensor, "N"]
     """Σ_t log π(y_t | x, y_<t), in nats; carries the gradient."""
     log_ratios_N: Float[Tensor, "N"]
-    """Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t); equal to `log_probs_N` without a reference."""
+    """Σ_t log π(y_t | x, y_<t) − log π_ref(y_t | x, y_<t); equal to `log_probs_N` if the objective has no reference policy."""
     lengths_N: Float[Tensor, "N"]
     """The number of tokens of each response, at least 1."""
 
@@ -329,5 +329,8 @@ class Orpo(PreferenceObjective):
 
 
 def share_preferred(margins_P: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
-    """Return, for the margin of each pair, 1 if the chosen response is ahead, 0.5 if both are equal, and 0 if it is behind."""
+    """Return 1 for each pair with a positive margin, 0.5 for a margin of 0, and 0 for a negative one, without gradient; float [P].
+
+    The mean is the share of pairs whose chosen response has the higher reward. `margins_P` are the reward differences.
+    """
     return (margins_P.detach().sign() + 1) / 2

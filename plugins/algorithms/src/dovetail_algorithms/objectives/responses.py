@@ -37,7 +37,7 @@ class ResponseObjective(Objective):
     """
 
     reference: ClassVar[str] = "ref_log_probs"
-    """The column with log π_ref."""
+    """Name of the column with log π_ref of each response token."""
     prefix: ClassVar[str] = "actor"
     """Prefix of the metrics' names."""
 

@@ -74,7 +74,7 @@ class BestWorstPairs(Stage):
 
 
 def _first(group_N: np.ndarray, order_N: np.ndarray) -> np.ndarray:
-    """Return the index of the first row of each group, int64 [G].
+    """Return, for each group, the index of the row that comes first in `order_N`, int64 [G].
 
     Args:
         group_N: the group of each row.

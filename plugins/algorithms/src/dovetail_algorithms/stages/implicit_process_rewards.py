@@ -16,9 +16,9 @@ from dovetail_algorithms.config.stages import ImplicitProcessRewardsConfig
 
 REFERENCE = "prm_ref_log_probs"
 OUTCOMES = "prm_outcomes"
-"""Column with a copy of `scores` from before a KL penalty or another stage changes them, since outcomes have to be in [0, 1]."""
+"""Column with a copy of `scores`, made before a KL penalty or a later stage changes them, since outcomes have to be in [0, 1]."""
 RUNS_OWN = "ref_log_probs"
-"""The column of the run's reference policy."""
+"""Column with the log-probabilities of the run's reference policy."""
 
 
 class ImplicitProcessRewards(Stage):
@@ -62,7 +62,7 @@ class ImplicitProcessRewards(Stage):
 
     @classmethod
     def requires(cls, config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> frozenset[str]:
-        """Return `response_mask` and `scores`, and `ref_log_probs` if the run's reference policy is the model's reference."""
+        """Return `response_mask` and `scores`, and `ref_log_probs` if the run's reference policy is also the reward model's."""
         _check(config, facts)
         own = config.reference is not None or _has_adapter(config, facts)
         return frozenset({"response_mask", "scores"} | (set() if own else {RUNS_OWN}))
@@ -106,10 +106,10 @@ class ImplicitProcessRewards(Stage):
 
 
 def _check(config: ImplicitProcessRewardsConfig, facts: PlanFacts) -> None:
-    """Check that the config has the process reward model, its objective and its reference.
+    """Check that the run's config has the process reward model's role, its objective and its reference.
 
     Raises:
-        PlanError: one of these is missing, or the reference is not the model that the role starts from.
+        PlanError: the role is missing, its objective has no `beta`, or no frozen copy of its initial model is available as the reference.
     """
     role, roles = config.role, facts.config.roles
     if role not in roles:

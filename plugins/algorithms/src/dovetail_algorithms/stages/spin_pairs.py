@@ -15,8 +15,8 @@ from dovetail_datasets import TextEncoder
 class SpinPairs(Stage):
     """Pairs each answer of the policy (rejected) with the dataset's response to the same prompt (chosen).
 
-    A row's `response` is text; it is tokenised, and the end-of-sequence token is added. An answer has no pair if it equals the dataset's
-    response, or if that response has more than `data.max_response_length` tokens. Rewards are only logged.
+    The dataset's column `response` holds text, which is tokenised and followed by the end-of-sequence token. An answer has no pair if it
+    equals the dataset's response, or if that response has more than `data.max_response_length` tokens. Rewards are only logged.
 
     In a config:
 

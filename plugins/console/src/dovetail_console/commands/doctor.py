@@ -68,7 +68,7 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
 
 
 def examine_torch() -> dict[str, Any]:
-    """Return the torch build, its devices, and its problems."""
+    """Return the version, the build and the devices of the installed torch, and the problem with it (None if there is none)."""
     found: dict[str, Any] = {
         "version": host.torch_version(),
         "build": torch_build(),

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def _bytes_of(_: click.Context, __: click.Parameter, size: str | None) -> int | None:
-    """Return the number of bytes of a text such as `24GB`, `512MiB` or a number.
+    """Parse a memory size, such as `24GB`, `512MiB` or a number of bytes, and return it in bytes; None if no size is given.
+
+    GB is read as GiB and MB as MiB.
 
     Raises:
         click.BadParameter: the text is not a size.

@@ -15,7 +15,7 @@ from dovetail.plugins import STATES, PluginEntry, default_index
 
 SCHEMA = 1
 _COUNTED = ("preset", "rollout_correction")
-"""Kinds with many plugins; the list of all kinds shows only their number."""
+"""Kinds with many plugins; the list of all kinds shows how many these are, not their names."""
 
 
 @click.command("list")
@@ -26,7 +26,7 @@ _COUNTED = ("preset", "rollout_correction")
 def list_plugins(kind: str | None, every: bool, state: str | None, as_json: bool) -> None:
     """List the installed plugins by kind; with KIND, list the plugins of one kind with state, interface and capabilities.
 
-    Of presets and rollout corrections, only the number is shown unless KIND names them. No plugin is imported;
+    Of presets and rollout corrections, only the number is shown, unless KIND, --all or --state is given. No plugin is imported;
     `dovetail doctor` imports them.
     If KIND is preflight, list the rules that check a config before step 1.
     """

@@ -39,7 +39,7 @@ def faults_of(opened: OpenedData) -> Iterator[str]:
 
 
 def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
-    """Yield the number of rows that are left out or cut, and of control tokens (such as `<|im_end|>`) in their texts.
+    """Yield a sentence each on rows left out as too long, rows that are cut, and control tokens (such as `<|im_end|>`) in their texts.
 
     Args:
         rows: the rows.
@@ -55,9 +55,9 @@ def _counted(rows: PromptSet, named: str, limits: str) -> Iterator[str]:
 
 
 def _refused(opened: OpenedData) -> Iterator[str]:
-    """Yield the fault that the reward does not give some reference answers the full score; or its error, if it can't score them.
+    """Yield one fault that names the rows whose reference answer does not get the full score; or the reward's error if scoring fails.
 
-    The full score is the best score of these reference answers, and above 0.
+    The first `SCORED` rows are scored. The full score is the highest score among their reference answers; a score must also be above 0.
     """
     try:
         verdicts = [*opened.verdicts(islice(opened.rows(0), SCORED))]

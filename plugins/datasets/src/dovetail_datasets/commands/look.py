@@ -122,7 +122,7 @@ def _thumbnails(prompt: Prompt) -> Iterator[bytes]:
 
 
 def _verdicts(opened: OpenedData, rows: Sequence[NumberedRow]) -> dict[int, str]:
-    """Return the reward's verdict on each row's first reference answer, by row number."""
+    """Return, by row index, the reward's verdict on each row's first reference answer as text. If scoring fails, all rows get its error."""
     try:
         found = [*opened.verdicts(rows)]
     except DovetailError as error:

@@ -21,7 +21,7 @@ class ModelFacts:
 
     vocab_size: int
     max_positions: int | None
-    """Maximum length of prompt and response together, in tokens; None if the model has no limit."""
+    """Maximum length of prompt and response together, in tokens: the lower limit of model and engine; None if neither has a limit."""
     eos_token_ids: tuple[int, ...]
     """End-of-sequence tokens of the tokenizer, the model's config and its generation config, sorted."""
 
@@ -71,7 +71,7 @@ def max_positions(text: object) -> int | None:
 
     The value is `max_position_embeddings`, multiplied by the factor of rope scaling. If the scaling has
     `original_max_position_embeddings`, the factor applies to this value instead, since `max_position_embeddings` may already be the
-    product.
+    product. The result is never less than `max_position_embeddings`.
 
     Args:
         text: the config of the text model, with transformers' names.

@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class UnusedRow(NamedTuple):
-    """The reason for leaving out a row; such rows are counted by reason."""
+    """What `DataRecipe.convert` returns for a row that is left out. These rows are counted by reason."""
 
     reason: str
-    """The reason, such as `the two answers are equal`, in the same words for all such rows."""
+    """The reason, such as `the two answers are equal`. Rows with the same text are counted together."""
 
 
 def _is_share(_instance: object, field: Any, value: float) -> None:
@@ -58,7 +58,7 @@ class DataRecipe(Plugin):
     licence: ClassVar[str]
     """The dataset's licence as its card gives it; the card of the downloaded files takes precedence."""
     train_files: ClassVar[str] = ""
-    """A pattern of the files to train on, below the repository; `{field}` is a field of the config."""
+    """A pattern of the files to train on, relative to the repository; `{field}` is replaced by the config's field of this name."""
     validation_files: ClassVar[str] = ""
     """A pattern of the held-out files; without it, a share of the training prompts is held out."""
     test_files: ClassVar[str] = ""
@@ -95,7 +95,7 @@ class DataRecipe(Plugin):
         """
 
     def patterns(self) -> dict[Split, str]:
-        """Return a pattern of files for each existing split."""
+        """Return the pattern of the files of each split that the dataset has, with the config's values in place of `{field}`."""
         given: dict[Split, str] = {
             "train": self.train_files,
             "validation": self.validation_files,

@@ -48,7 +48,7 @@ class RecipeWriter:
     """Writes the rows that a recipe makes from a dataset as Parquet files.
 
     Args:
-        recipe: the started recipe.
+        recipe: the recipe, whose `start` has been called.
         folder: the folder with the dataset's files.
     """
 
@@ -213,7 +213,7 @@ def _array(rows: list[dict[str, Any]], where: str) -> pa.StructArray:
 
 
 def _write(path: Path, tables: Iterator[pa.Table]) -> int:
-    """Write tables to one file, which is not created without tables, and return the number of rows."""
+    """Write tables to one file, and return the number of rows. Without tables, no file is created."""
     count, writer = 0, None
     try:
         for table in tables:

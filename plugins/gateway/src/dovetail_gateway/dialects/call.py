@@ -52,7 +52,8 @@ class ModelCall:
     log_probs: bool = False
     stream: bool = False
     unapplied: tuple[str, ...] = ()
-    """Names of the call's fields that have no effect: the run's config decides sampling, and the form of an answer is not enforced."""
+    """Names of the call's fields that have no effect: sampling fields, which the run's config decides, and fields that require a format
+    or a tool call of the answer, which are not enforced."""
     body: Mapping[str, Any] = attrs.field(factory=dict)
     """The body of the request, as it was sent."""
 
@@ -67,7 +68,7 @@ class ModelAnswer:
     finish: str = "stop"
     """The finish reason: `stop`, `length` or `tool_calls`."""
     stopped_by: str | None = None
-    """The stop string of the call that ended the answer; None if none did."""
+    """The stop string, one of the call's `stop`, at which the answer ended; None if it ended otherwise."""
     prompt_tokens: int
     tokens: int
     """The number of tokens that the policy produced."""

@@ -34,7 +34,10 @@ class Fields:
         )
 
     def get(self, name: str, kind: type | None = None, expected: str = "") -> Any:
-        """Return a field, or None if absent; a given type is checked (booleans are not numbers)."""
+        """Return a field, or None if absent. A value that is not of the type `kind` is an error, which names `expected`.
+
+        A boolean is not an integer.
+        """
         value = self.values.get(name)
         is_number = isinstance(value, bool) and kind is int
         if kind is not None and value is not None and (is_number or not isinstance(value, kind)):
@@ -117,12 +120,12 @@ class Fields:
         return {"type": "function", "function": function}
 
     def unapplied(self, names: Sequence[str], form: Fields, choice: object) -> tuple[str, ...]:
-        """Return the features of a request that have no effect.
+        """Return the names of a request's fields that have no effect.
 
         Args:
-            names: sampling fields, which the run's config decides.
-            form: the requested format of the answer.
-            choice: the requested choice of tools.
+            names: names of sampling fields, which the run's config decides.
+            form: the requested format of the answer; only text has an effect, other formats are not enforced.
+            choice: the requested choice of tools; a required tool call is not enforced.
         """
         found = [name for name in names if self.get(name) is not None]
         found += ["response_format"] * (form.get("type") not in (None, "text"))

@@ -128,7 +128,7 @@ def _item(prefix: str, kind: str, status: str = "completed", **fields: Any) -> I
 
 
 def _item_events(index: int, item: Item) -> list[tuple[str, Item]]:
-    """Return the events that stream one item of the output."""
+    """Return the events that stream the output's item at `index`, each as event type and data."""
     at = {"output_index": index, "item_id": item["id"]}
     part_at = {**at, "content_index": 0}
     if item["type"] == "function_call":

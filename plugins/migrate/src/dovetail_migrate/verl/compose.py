@@ -187,7 +187,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 
 
 def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a tree by its dotted key; an empty mapping counts as a value."""
+    """Yield each value of a tree with its dotted key, which begins with the path `above`; an empty mapping counts as a value."""
     for name, value in tree.items():
         key = f"{above}.{name}" if above else str(name)
         if isinstance(value, Mapping) and value:

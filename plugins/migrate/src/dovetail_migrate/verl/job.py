@@ -193,9 +193,9 @@ def _apply(job: Job, override: Override, composer: Composer) -> None:
 def _base(
     own: Path | None, command: VerlCommand | None
 ) -> tuple[str | None, dict[str, Any] | None]:
-    """Return the name of the verl config that a file without a defaults list is merged into, and the file's own keys and values.
+    """Return the name of the verl config that supplies the keys missing in the file `own`, and the file's own values by key.
 
-    Both are None if there is no such file, or if the file has a defaults list, by which it is composed.
+    Both are None if there is no such file, or if the file has a defaults list, which names its base itself.
     """
     if own is None or not own.is_file():
         return None, None

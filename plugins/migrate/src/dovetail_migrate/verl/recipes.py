@@ -30,7 +30,7 @@ def foreign_program(job: Job) -> str | None:
 
 
 def finetuning(rules: Rules) -> None:
-    """Translate the data of verl's supervised fine-tuning."""
+    """Translate the trainer, model and data of verl's supervised fine-tuning."""
     rules.put("trainer.name", "supervised")
     for theirs in ("data.train_files", "data.val_files"):
         rules.same(theirs, theirs, as_list)

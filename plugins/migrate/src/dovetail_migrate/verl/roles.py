@@ -44,7 +44,7 @@ def _strategy(rules: Rules) -> str:
 
 
 def _section(rules: Rules, role: str) -> str:
-    """Return the section of verl's config with an engine's settings."""
+    """Return the section of verl's config with the engine settings of a role, such as `actor.fsdp_config`."""
     if rules.job.finetunes:
         return "engine"
     megatron = _strategy(rules) == "megatron"
@@ -144,7 +144,7 @@ def _lora(rules: Rules) -> None:
 
 
 def _adapter(rules: Rules, directory: Path) -> None:
-    """Set the adapter with which training begins; as in verl, its config gives rank, scale and layers."""
+    """Set the adapter in `directory`, with which training begins; its adapter_config.json gives rank, scale and layers, as in verl."""
     file, why = directory.expanduser() / "adapter_config.json", ""
     saved = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     for theirs, ours in (("r", "rank"), ("lora_alpha", "alpha"), ("use_rslora", "rank_stabilised"), ("target_modules", "target_modules")):  # fmt: skip
@@ -156,7 +156,7 @@ def _adapter(rules: Rules, directory: Path) -> None:
 
 
 def _pattern(modules: Any) -> str:
-    """Return peft's setting of module names as one regular expression; a list of name ends is converted, an expression is unchanged."""
+    """Return module names in peft's form, a list of name endings or one regular expression, as one regular expression."""
     ends = "|".join(map(re.escape, modules)) if isinstance(modules, (list, tuple)) else ""
     return rf"(.*\.)?({ends})" if ends else str(modules)
 

@@ -119,7 +119,7 @@ def on(value: Any) -> bool | None:
 
 
 def as_list(value: Any) -> Any:
-    """Convert verl's value of a setting that names files to a string if it is one path, and to a list of strings if there are several.
+    """Return verl's value of a setting that names files as a string if there is one path, else as a list of strings.
 
     Args:
         value: a path, a list of paths, or such a list as text: `[a, b]`.
@@ -145,7 +145,7 @@ _CASTS: dict[str, Callable[[Any], Any]] = {
 
 
 def apply_tables(rules: Rules) -> None:
-    """Translate the keys that the tables `direct` and `every` map to Dovetail's, and mappings such as `model.override_config`.
+    """Translate the keys in the tables `direct` and `every`, and verl's sections with arbitrary keys, such as `model.override_config`.
 
     The table `every` applies to all jobs, `direct` to jobs other than fine-tuning.
     """

@@ -125,7 +125,7 @@ class ScriptRun:
     status: int | None
     """The script's exit status; None if the script was ended at its time limit."""
     errors: str
-    """The end of the script's standard error."""
+    """The end of the script's standard error, or the limit that ended the script."""
 
 
 def may_do(script: Path) -> str:
@@ -148,7 +148,7 @@ def run_script(
     Args:
         script: the script file; small text files in the same folder are in the sandbox too.
         arguments: positional arguments of the script.
-        variables: environment variables of the script, which gets no other variables of the caller.
+        variables: environment variables of the script; of the caller's other variables, it gets only USER.
         seconds: the limit of CPU seconds; the limit of wall-clock seconds is three times as long.
         gpus: the number of GPUs that `nvidia-smi` reports.
 
@@ -214,7 +214,7 @@ def _commands(record: bytes) -> list[list[str]]:
 
 
 def _outside(text: str, home: Path, here: Path) -> str:
-    """Replace the sandbox's folders in a text by the caller's folders."""
+    """Replace the sandbox's home folder and working directory in a text by `home` and `here`, those of the caller."""
     return text.replace("/box/work/.home", str(home)).replace("/box/work", str(here))
 
 

@@ -18,7 +18,7 @@ def canonical(key: str, value: Any, tree: Mapping[str, Any]) -> tuple[str, Any]:
     Args:
         key: the key as written.
         value: the value as written.
-        tree: the composed config; keys that it contains, such as `model` in fine-tuning, are not alternative spellings.
+        tree: the composed config; a key that it contains is already spelled as in the tables, except sections in `_LEGACY`.
     """
     finetunes = _A not in tree
     for pattern, becomes in key_tables()["finetuning" if finetunes else "spellings"]:

@@ -54,7 +54,7 @@ def translate(job: Job, rows: int | None = None) -> Draft:
 
 
 def _judge_rest(job: Job, draft: Draft) -> None:
-    """Add findings for the given keys that no rule has handled."""
+    """Add findings for the given keys that no rule has handled; refused keys that were not given become problems of the whole job."""
     refused = [f for f in draft.findings if f.outcome is KeyOutcome.REFUSED and not job.is_given(f.theirs)]  # fmt: skip
     draft.problems += [f"{f.theirs} (verl's default, not given): {f.why}" for f in refused]
     tables = key_tables()
@@ -89,6 +89,6 @@ def _found(patterns: list[tuple[re.Pattern[str], str]], key: str) -> str | None:
 
 @functools.cache
 def _keys(version: str) -> frozenset[str]:
-    """Return the keys of a version of verl."""
+    """Return every key of the trainer configs of a version of verl."""
     names = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer_engine")
     return frozenset(key for n in names for key, _ in leaves(Composer(version).compose(n)))

@@ -45,7 +45,7 @@ OTHERS = {
 
 @attrs.frozen(kw_only=True)
 class VerlCommand:
-    """A command that starts one of verl's programs."""
+    """A command that starts a Python program, such as one of verl's."""
 
     words: tuple[str, ...]
     """The command as it was recorded."""
@@ -158,7 +158,7 @@ def _python(
 
 
 def _past_options(words: list[str]) -> list[str]:
-    """Return the words after the leading options and their values."""
+    """Return the words after the leading options and their values; an option `-m` is not skipped, but becomes `python -m`."""
     left = iter(enumerate(words))
     for at, word in left:
         if word == "--":
@@ -173,7 +173,7 @@ def _past_options(words: list[str]) -> list[str]:
 
 
 def _torchrun(words: list[str]) -> tuple[list[str], int | None, int | None]:
-    """Return the words after torchrun's own options, the number of processes on a node, and the number of nodes."""
+    """Return the Python command in torchrun's arguments, the number of processes on a node, and the number of nodes (None if not given)."""
     found: dict[str, str] = {}
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-m":

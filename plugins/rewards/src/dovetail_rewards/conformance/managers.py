@@ -1,4 +1,4 @@
-"""Conformance suites of the reward managers. Managers that call a service get one of the SDK's stand-ins."""
+"""Conformance suites of the reward managers. Managers that call a service get a stand-in for the service from the SDK."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from dovetail_rewards.sandbox import Program, ProgramLimits, ProgramVerdict, Res
 
 _SHOWN = 200
 _LEAST_S = 0.05
-"""Minimum time limit, in seconds, of a process: used when a response has used up its time, and too short to pass a test."""
+"""Minimum time limit of a process, in seconds, for a response that has used up its time; it is too short to pass a test."""
 _CALL_OUTPUT = 8 << 20
 """Minimum limit, in bytes, of a test process's output, which contains the values that the tested calls return."""
 
@@ -95,7 +95,10 @@ class CaseRunner:
         yield from map(one, pairs)
 
     def _driven_cases(self, source: str, tests: CallTests | AssertTests) -> Iterator[Case]:
-        """Yield the results of all cases, run in one process. If a case ends the process, another process runs the rest."""
+        """Yield the results of all cases, run in one process. If a case ends the process, another process runs the cases after it.
+
+        If a process ends without any result, its cases fail, since the response's code itself fails.
+        """
         texts: Sequence[Any] = tests.inputs if isinstance(tests, CallTests) else tests.tests
         begin = 0
         # Limit of all processes of a response together: twice the time of its tests, since each process loads the code again.

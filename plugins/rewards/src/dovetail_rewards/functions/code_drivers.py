@@ -82,7 +82,7 @@ from itertools import *
 from typing import *
 from math import ceil, floor, gcd, inf, sqrt
 """
-"""Imports that programming sites provide, so that solutions from these sites rely on them."""
+"""Imports that run before a response's code: programming sites provide them, and solutions in the style of these sites rely on them."""
 
 
 @attrs.frozen(kw_only=True)

@@ -42,7 +42,7 @@ def names_used(tests: Iterable[str]) -> list[str]:
 
 
 def modules_used(tests: Iterable[str]) -> list[str]:
-    """Return those of `names_used` that tests use only as a standard library module, such as `math` in `math.isclose(…)`.
+    """Return those of `names_used` that tests use only as a module (of the standard library, NumPy or pandas): `math` in `math.isclose(…)`.
 
     A response that defines an object with such a name could otherwise decide what the test compares.
     """

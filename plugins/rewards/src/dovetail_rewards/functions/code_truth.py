@@ -46,7 +46,8 @@ def parse_truth(ground_truth: GroundTruth) -> Tests:
 
     Args:
         ground_truth: a mapping or its JSON. Keys: `inputs`, `outputs` and perhaps `fn_name`; `tests` (text, or a list of texts);
-            `test_list` and `test_setup_code`; or `test` and `entry_point`. Also a list of `{"input": …, "output": …}`.
+            `test_list` and `test_setup_code`; or `test` and `entry_point`. Also a list of `{"input": …, "output": …}`, a list of
+            tests as texts, or a text of tests.
 
     Raises:
         ValueError: the ground truth has none of these forms; the message names the missing part.

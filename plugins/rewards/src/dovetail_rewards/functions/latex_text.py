@@ -99,11 +99,11 @@ def readable(text: str) -> str:
 
 
 def stated(answer: str, truth: str) -> tuple[str, str] | None:
-    """Return the parts of an answer and a ground truth to compare; None if the two texts are equations for different names.
+    """Return the parts of an answer and a ground truth to compare; None if the answer states no single value (`2x = 10`, `x = 2 = 3`).
 
     `x = 5` means 5 if the other text is not an equation, or is an equation for the same name. The answer's left side may also combine
     names, since a question may ask for `m+n`. An equation such as `2x = 10` has yet to be solved, so its right side is not an answer.
-    Equations that state no value, such as a circle's, are compared unchanged.
+    Two equations for different names are compared unchanged, and so are equations that state no value, such as a circle's.
     """
     ours, theirs = _sides(answer), _sides(truth)
     if len(ours) > 1 and len(theirs) > 1:

@@ -34,8 +34,10 @@ def compare(truths: Sequence[str], answer: str) -> bool:
 
 
 def _parsed(text: str) -> list[Any]:
-    """Return the comparable expressions that math-verify reads in a text, as in a box; empty if there are none, as for `3:00`, which
-    sympy reads as a division by zero.
+    """Return the expressions that math-verify reads in a text, as if the text were in a box.
+
+    Infinite and undefined values are left out, such as the value of `3:00`, which sympy reads as a division by zero. A text that
+    math-verify can't parse has no expressions.
     """
     from math_verify import parse
     from sympy import nan, zoo

@@ -20,7 +20,7 @@ class BatchQueue(Generic[Item]):
     """A queue of samples that are scored in batches. May be used from several event loops, one after another.
 
     With a budget, a batch consists of the sample that has waited longest and the samples closest to this sample in weight (see `weigh`).
-    Padded to the heaviest sample, the batch stays within the budget; a sample over the budget forms a batch of its own.
+    The number of samples times the largest weight stays within the budget; a sample over the budget forms a batch by itself.
 
     Args:
         run: a function that scores a batch.

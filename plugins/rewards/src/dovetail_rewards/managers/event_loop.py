@@ -78,7 +78,7 @@ class _LoopThread:
         return asked is not None and time.monotonic() - asked > BLOCKED_AFTER
 
     def ask(self) -> None:
-        """Ping the loop after a call was cancelled; a hung call is counted until the loop answers."""
+        """Ping the loop after a call was cancelled. Until the loop answers, `HungCalls` counts one more hung call."""
         with self._lock:
             if self._asked is not None or self.loop.is_closed():
                 return
@@ -87,11 +87,11 @@ class _LoopThread:
         self.loop.call_soon_threadsafe(self._answer)
 
     def stop(self) -> None:
-        """End the loop when it is free, and cancel its tasks."""
+        """End the loop as soon as no task blocks it, and cancel its unfinished tasks."""
         self._soon(self.loop.stop)
 
     def retire(self) -> None:
-        """End the loop when it is free and its tasks have ended, so that a loop that was only slow fails no call."""
+        """End the loop after its tasks have ended, so that calls still complete on a loop that was slow but not blocked for ever."""
         self._soon(self._stop_after_all)
 
     def _soon(self, act: Callable[[], None]) -> None:
@@ -121,7 +121,10 @@ class _LoopThread:
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Outcome:
-    """Return the pair (result, None), or (None, error): as a future's exception, an error might change its type or traceback."""
+    """Wait for an awaitable, and return `(result, None)`, or `(None, error)` if it raises.
+
+    The error is returned as a value, because the exception of a future may change its type or traceback.
+    """
     try:
         return await contained(awaitable), None
     except Exception as error:  # noqa: BLE001 - handed to the waiter, whatever it is

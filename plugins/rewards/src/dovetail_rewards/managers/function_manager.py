@@ -26,7 +26,7 @@ from dovetail_rollouts import RewardCall, RewardFunctions, failure_from, outcome
 
 
 class FunctionManager(RewardManager):
-    """Scores samples one by one, each with the reward function that its row selects. A subclass decides how functions are called.
+    """Scores samples one by one, each with the reward function for its data source. A subclass decides how functions are called.
 
     A subclass's Config extends `CachingConfig`.
     """
@@ -36,7 +36,7 @@ class FunctionManager(RewardManager):
         self.cache = OutcomeCache(config.cache_size)
 
     def start(self) -> None:
-        """Check that the run has given the manager reward functions, in its context.
+        """Check that the manager's context has reward functions.
 
         Raises:
             ConfigError: the context has no reward functions.
@@ -91,8 +91,8 @@ class InProcessCalls:
         """Call a reward function, and return its score or failure.
 
         Args:
-            call: the function.
-            make: a function that makes the call.
+            call: the reward function.
+            make: a function without parameters that calls the reward function with its arguments and returns what it returns.
         """
         value = await self.value(call, make)
         return value if isinstance(value, Failure) else outcome_from(value, call.name)
@@ -140,7 +140,7 @@ def require_functions(manager: str, context: PluginContext) -> RewardFunctions:
 
 
 def function_of(functions: RewardFunctions, data_source: str | None) -> RewardCall | Failure:
-    """Return the reward function of a row, or a Failure if no function is set for its data source."""
+    """Return the reward function for samples of this data source, or a Failure if the run has none."""
     try:
         return functions.function_for(data_source)
     except DovetailError as error:

@@ -34,9 +34,10 @@ class HybridManager(RewardManager):
     """Runs several scorers in order and sums their weighted scores.
 
     A gate is a minimum score of one scorer: for a sample below it, later scorers do not run. Scorers between two gates run concurrently.
-    The score of scorer `k` is the component `k` of the reward, or the scorer's option `skipped` if a gate stopped the sample; the scorer's
-    own components are `k/part`. (The advantage estimator `gdpo` normalises components.) If any scorer fails, the sample fails with the same
-    failure kind. If a scorer gives each token a reward, the other scorers' weighted scores are added at the last token.
+    The score of scorer `k` is the component `k` of the reward, or the scorer's option `skipped` if a gate stopped the sample; a
+    component `c` that the scorer itself returns becomes `k/c`. (The advantage estimator `gdpo` normalises components.) If any scorer
+    fails, the sample fails with the same failure kind. If a scorer gives each token a reward, the other scorers' weighted scores are
+    added at the last token.
 
     Every scorer has a manager: `parallel` for a rule that needs a process, `judge` for a language model, … Each manager has its own
     capacity limit; waiting for free capacity does not count as running time.
@@ -161,7 +162,7 @@ class HybridManager(RewardManager):
     ) -> np.ndarray | None:
         """Return the sum of the scorers' weighted token rewards, float32 [T]; None if no scorer gave token rewards.
 
-        What these rewards lack to add up to `value`, the sample's whole reward, is added at the last token.
+        The reward of the last token is adjusted so that the rewards add up to `value`, the sample's reward.
         """
         weights = {part.name: part.section.weight for part in self._parts}
         given = [

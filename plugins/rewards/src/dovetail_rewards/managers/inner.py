@@ -22,7 +22,7 @@ from dovetail_rewards.managers.places import Places
 from dovetail_rollouts import finite_float
 
 NAIVE = PluginSection(name="naive")
-"""The default manager of a config section."""
+"""Config of the inner manager that `hybrid` and `remote` use if the option `manager` is not set."""
 
 
 def manager_class(section: PluginSection) -> type[RewardManager]:

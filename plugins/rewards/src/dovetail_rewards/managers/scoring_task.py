@@ -74,7 +74,14 @@ class ScoringTask:
         self._inner = inner
 
     async def call(self, payload: bytes) -> bytes:
-        """Answer one request, a pickled Ask, and return the scores or failures of its samples, encoded by `packed`."""
+        """Answer one request, and return the scores or failures of its samples; none for a ping or a request to sleep.
+
+        Args:
+            payload: a pickled `Ask`.
+
+        Returns:
+            The result of `packed`.
+        """
         ask: Ask = pickle.loads(payload)  # noqa: S301 - from the run's own controller
         if ask.what == "sleep":
             await asyncio.to_thread(self._inner.manager.sleep)

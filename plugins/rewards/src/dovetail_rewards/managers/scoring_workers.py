@@ -138,7 +138,7 @@ class ScoringWorkers:
         self._threads.close()
 
     def _here(self) -> None:
-        """Reset the state if the event loop is a new one, since batches of an abandoned loop can't complete."""
+        """If the event loop has changed, make new locks and count all workers as idle: batches of the earlier loop never complete."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
@@ -249,7 +249,7 @@ class ScoringWorkers:
 
 
 def _asked(worker: TaskWorker, payload: bytes) -> asyncio.Future[bytes]:
-    """Call a worker and return the answer's future, whose exception need not be retrieved."""
+    """Send a request to a worker and return a future for its answer; asyncio logs no error if the caller never reads its exception."""
     answer = asyncio.wrap_future(worker.call(payload))
     answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return answer

@@ -50,7 +50,7 @@ class ScoringModel(ABC, Generic[Found]):
 
     @property
     def max_length(self) -> int | None:
-        """The model's number of positions; None if the model's config does not state one."""
+        """Maximum number of tokens in a text, from the model's position embeddings; None if the model's config does not state it."""
         limit = getattr(self._text_config, "max_position_embeddings", None)
         return limit if isinstance(limit, int) and limit > 0 else None
 
@@ -76,7 +76,7 @@ class ScoringModel(ABC, Generic[Found]):
             return self._halving(readings)
 
     def sleep(self) -> None:
-        """Move the model to host memory if `offload` is set, after a running forward pass."""
+        """Wait until no forward pass is running, and move the model to host memory, if `offload` is set."""
         if not self._host:
             return
         with self._lock:

@@ -26,7 +26,8 @@ RUNNING: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "mean": lambda p_S: np.cumsum(p_S) / np.arange(1, len(p_S) + 1),
     "sum": np.cumsum,
 }
-"""Functions by the name of `aggregate`, from step probabilities [S] to the scores of the first 1, 2, … S steps, float64 [S]."""
+"""Function for each value of the option `aggregate`: from the probabilities of S steps, [S], it returns the scores of the first step,
+the first two steps, and so on, float64 [S]."""
 
 
 class ProcessRewardModelManager(RewardModelManager):

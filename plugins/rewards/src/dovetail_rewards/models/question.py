@@ -1,4 +1,4 @@
-"""Question: the messages that a judge gets about a row, rendered from Jinja templates in a sandbox."""
+"""Question: the messages in which a judge is asked to rate a sample, rendered from Jinja templates in a sandbox."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VARIABLES = ("prompt", "messages", "response", "ground_truth", "data_source", "e
 class Question:
     """Renders the messages for a judge from the configured templates.
 
-    Rows and responses are values in a template, and are never rendered as templates. A template can't call into Python or change its
-    values.
+    The sample's data are values of the template's variables; template syntax in them is not evaluated. A template can't call into Python
+    or change its values.
 
     Args:
         config: the config, with the templates.
@@ -38,7 +38,7 @@ class Question:
         """Return the system message, if configured, and the user message for the judge.
 
         Raises:
-            RewardError: the templates can't be filled from this row.
+            RewardError: the templates can't be filled from this sample.
         """
         row, prompt = sample.prompt, sample.prompt.raw
         values = {
@@ -92,7 +92,7 @@ def _compiled(text: str, key: str) -> Template:
 
 
 def _text_of(text: str, key: str) -> str:
-    """Return the text, or the content of the file if the text is a path that ends like a template or text file."""
+    """Return a template's text: `text` itself, or the file's content if `text` is a path with the suffix .jinja, .j2, .txt or .md."""
     if "\n" in text or "{" in text or Path(text).suffix not in {".jinja", ".j2", ".txt", ".md"}:
         return text
     try:

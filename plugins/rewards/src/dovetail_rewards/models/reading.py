@@ -1,4 +1,4 @@
-"""The input of a reward model: a row's prompt and response as tokens, in the model's own form."""
+"""The input of a reward model: a sample's prompt and response as token ids of the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def plain_text(prompt: Any) -> str:
 
 
 def template_text(text: str) -> str:
-    """Return `text` itself if it is a template, or the content of the file that it names.
+    """Return a chat template's text: `text` itself if it has a brace or several lines, else the content of the file at this path.
 
     Raises:
         ConfigError: the file can't be read.

@@ -166,7 +166,7 @@ def last_token(tokenizer: Tokenizer, text: str, key: str) -> int:
 
 
 def _places(readings: Sequence[Reading], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return row and position of every judged step, int64 [S] each."""
+    """Return, for every judged step, the index of its text in the batch and the position of its step token, int64 [S] each."""
     rows = [row for row, reading in enumerate(readings) for _ in reading.steps]
     places = [place for reading in readings for place in reading.steps]
     return torch.tensor(rows, device=device), torch.tensor(places, device=device)

@@ -94,7 +94,11 @@ class HelperProcess:
         return self._process.poll() is None
 
     def send(self, request: Request, descriptors: Sequence[int]) -> None:
-        """Ask the helper to run a program; the caller closes the descriptors.
+        """Ask the helper to run a program.
+
+        Args:
+            request: the program's limits.
+            descriptors: the status socket, stdin, stdout, stderr and the payload; the caller closes them afterwards.
 
         Raises:
             SandboxUnreachableError: the helper is gone.
@@ -118,5 +122,5 @@ class HelperProcess:
 
 
 def default_python() -> str:
-    """Return the path of this interpreter outside its virtual environment."""
+    """Return the path of the base interpreter, from which this process's virtual environment, if any, was made."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)

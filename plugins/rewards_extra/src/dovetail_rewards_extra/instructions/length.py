@@ -16,7 +16,10 @@ _RULE = re.compile(r"^[^\S\n]{0,64}(?:\*\*\*|---|___)[^\S\n]*$", re.MULTILINE)
 
 
 def sentences(text: str) -> int:
-    """Return the number of sentences: parts with a word, ended by `.`, `!`, `?` or an empty line, but not by a common abbreviation."""
+    """Return the number of sentences. A sentence has at least one word and ends with `.`, `!`, `?` or an empty line.
+
+    The full stop of a common abbreviation, such as `Dr.`, does not end a sentence.
+    """
     plain = _NO_END.sub(lambda match: match.group()[:-1], text)
     return sum(WORD.search(piece) is not None for piece in _SENTENCE_END.split(plain))
 

@@ -1,4 +1,4 @@
-"""The registry of instructions: a name, a function of the response, and the arguments that it needs."""
+"""The registry of instructions. Each has a name, the function that checks a response, and the arguments of this function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Relation = Literal["less than", "at least"]
 
 @attrs.frozen
 class Instruction:
-    """One verifiable instruction and its arguments."""
+    """A kind of instruction that a program can check, with the types of its arguments."""
 
     name: str
     """The instruction's name, such as `keywords:existence`."""
@@ -51,7 +51,7 @@ class Instruction:
 
 
 INSTRUCTIONS: dict[str, Instruction] = {}
-"""The instructions by name. `@instruction("my:name")` adds an instruction, which rows may then use."""
+"""The instructions by name. `@instruction("my:name")` adds an instruction, which ground truths may then name."""
 
 
 def instruction(name: str) -> Callable[[Check], Check]:

@@ -56,7 +56,7 @@ class InstalledFunctions:
 
 @attrs.frozen(eq=False)
 class _Rule:
-    """A reward function that is ready to call, and its check of ground truths."""
+    """A reward function that is ready to call, and its check of a row's ground truth, which returns what is wrong or None."""
 
     call: RewardCall
     check_row: Callable[[Any], str | None]
@@ -78,8 +78,8 @@ class Judges:
 class ConfiguredFunctions(RewardFunctions):
     """The reward functions of a run, as the reward section selects them.
 
-    A row's function is `reward.functions[data_source]`, else `reward.function`, else the installed function named `data_source`. Only
-    the config is pickled; another process constructs the functions again.
+    A row's function is `reward.functions[data_source]`, else `reward.function`, else the installed function named `data_source`. The
+    cache of functions is not pickled; another process constructs the functions again from the config.
     """
 
     def __init__(

@@ -81,9 +81,9 @@ class RewardCall:
         return self.with_arguments(sample.arguments())
 
     def with_arguments(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the function with the dict that `Sample.arguments` returned, such as in another process, and return its result.
+        """Call the function with the dict that `Sample.arguments` returned, and return its result; a process without the sample can do so.
 
-        Keys that are not in `fields` may be missing.
+        The dict needs only the keys in `fields`.
         """
         if self.form == "list":
             answer = self._on_list([arguments])

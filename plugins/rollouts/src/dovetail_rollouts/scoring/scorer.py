@@ -29,7 +29,7 @@ ANY_NUMBER = 1 << 30
 
 
 class BrokenAnswer(Failure):
-    """The failure of samples for which the reward manager returned no valid outcome."""
+    """The failure of a sample for which the reward manager returned neither a Score nor a Failure."""
 
 
 class Scorer:

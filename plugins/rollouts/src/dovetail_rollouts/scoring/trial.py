@@ -72,7 +72,8 @@ def try_rewards(
         prompt_key: the column of the prompt.
 
     Raises:
-        DataError: a file or row can't be read, the files differ in length, or a ground truth can't be scored.
+        DataError: a file or row can't be read, `responses` has fewer lines than there are rows to score, a row has no response, or a ground
+            truth can't be scored.
         ConfigError: a row has no reward function; see `check_sources`.
         PluginError: the manager or a function can't be loaded.
     """

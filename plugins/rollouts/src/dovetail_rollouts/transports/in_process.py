@@ -33,7 +33,7 @@ class Mailbox:
         self._waiting: set[int] = set()
 
     def register(self, receiver: int) -> None:
-        """Register a receiver; updates are kept until it has taken them."""
+        """Register a receiver, given its id; each update is kept until this receiver has taken it, or the next update replaces it."""
         with self._changed:
             self._receivers.add(receiver)
             if self._buckets is not None:
@@ -61,6 +61,11 @@ class Mailbox:
 
     def get(self, version: int, update_id: str, timeout: float) -> tuple[Bucket, ...]:
         """Wait for an update, and return its buckets.
+
+        Args:
+            version: the version of the weights, whose buckets `put` stores.
+            update_id: the id of the attempt to send this version; `break_off` with this id ends the wait.
+            timeout: the largest wait in seconds.
 
         Raises:
             WeightSyncError: the update failed, or did not arrive in time.

@@ -86,7 +86,15 @@ def _mix(x):
 @triton.jit
 @no_type_check
 def _sum_blocks(table, keys, sums, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Add the digest of one block to its tensor's sum: the words times their keys, summed, and mixed with the block's position."""
+    """Add the digest of one block to its tensor's sum: the words times their keys, summed, and mixed with the block's position.
+
+    Args:
+        table: the rows that `_table` returns, one for each program.
+        keys: the multipliers of a block's words, int64 [BLOCK].
+        sums: the sum of each tensor, int64 [N], to which the program adds.
+        BLOCK: number of words of a block.
+        TILE: number of words that the program loads at once.
+    """
     row = table + tl.program_id(0).to(tl.int64) * 4
     address = tl.multiple_of(tl.load(row), 16)
     size = tl.load(row + 1)

@@ -50,7 +50,7 @@ def max_metric(values_T: Tensor, mask_T: Tensor) -> Max:
 
 
 def resolve_metrics(parts: Sequence[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Fetch every tensor in these metrics with one transfer, and merge the metrics by name."""
+    """Fetch all tensors in the metrics of several parts, such as micro-batches, with one transfer, and merge the metrics by name."""
     tensors = [
         value
         for part in parts

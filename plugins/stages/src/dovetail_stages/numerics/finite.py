@@ -14,7 +14,7 @@ from dovetail.interfaces import Reduction
 def require_finite(mini_batch: Batch, names: Iterable[str], reduction: Reduction, who: str) -> None:
     """Check that every number that an objective is about to read is finite, on all ranks.
 
-    Tokens outside `response_mask` may hold anything, and so may samples without a token inside it.
+    Tokens outside `response_mask` are not checked, nor are samples whose tokens are all outside.
 
     Args:
         mini_batch: this rank's part of the mini-batch; needs `response_mask` and the columns in `names`. Columns

@@ -21,13 +21,13 @@ ROUNDING = 1e-12
 
 @attrs.frozen
 class Moments:
-    """Count, mean and unbiased variance of the masked-in values, over all ranks that share the batch."""
+    """Sum of the weights (`count`), weighted mean and unbiased variance of values, over all ranks that share the batch."""
 
     count: float
     mean: float
-    """Mean; 0 if no value is selected."""
+    """Mean; 0 if all weights are 0."""
     var: float
-    """Unbiased variance; 0 if fewer than two values are selected."""
+    """Unbiased variance; 0 if the sum of the weights is at most 1."""
 
 
 def weighted_moments(

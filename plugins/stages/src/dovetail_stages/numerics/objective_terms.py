@@ -82,8 +82,8 @@ def loss_denominators(
 def metric_weight(micro_batch: Batch, denominators: Mapping[str, float]) -> float:
     """Return a micro-batch's share of the mini-batch's samples.
 
-    The shares of a mini-batch's micro-batches add up to 1. With them as weights, `loss_share` metrics merge to the mini-batch's loss, and
-    those of several mini-batches to the mean of the losses.
+    The share is the weight of a `loss_share` metric. The shares of one mini-batch add up to 1: the metrics of its micro-batches merge to
+    the mini-batch's loss, and those of several mini-batches to the mean of their losses.
     """
     return len(micro_batch) / (denominators["samples"] or 1.0)
 

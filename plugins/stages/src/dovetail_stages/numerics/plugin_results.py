@@ -21,7 +21,7 @@ from dovetail.metrics import Metric
 
 
 class DeclaredColumns(dict[str, Float[Tensor, "T *inner"]]):
-    """The columns that a policy loss may read, float32 [T] each: those that its `requires()` names, and those that its `prepare` adds.
+    """The columns that a policy loss may read, [T] or [T, …] each: those that its `requires()` names, and those that its `prepare` adds.
 
     Raises:
         PluginBrokenError: the loss reads another column; names the line that reads it.

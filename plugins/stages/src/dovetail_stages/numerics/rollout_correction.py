@@ -37,7 +37,7 @@ CRITERIA: tuple[str, ...] = tuple(
     for level in ("token", "seq_sum", "seq_mean", "seq_max")
     for divergence in ("k1", "k2", "k3")
 )
-"""Names of the rejection criteria: level, then divergence."""
+"""Names of the rejection criteria, such as `seq_mean_k3`: the level, then the divergence."""
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +52,7 @@ class Criterion:
     level: Level
     divergence: Divergence
     upper: float
-    """Largest divergence that is kept. For k1 a bound on 1 / r = π_rollout / π_train, since log(lower) ≤ k1 ≤ log(upper) is required."""
+    """Largest divergence that is kept. For k1 instead the largest 1 / r = π_rollout / π_train: log(lower) ≤ k1 ≤ log(upper) is required."""
     lower: float | None = None
     """Smallest 1 / r that is kept, for k1 only; None stands for 1 / upper."""
 
@@ -84,7 +84,7 @@ class Criterion:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The smallest and largest divergence that is kept; for k1 in nats."""
+        """The smallest and largest divergence that is kept: log(lower) and log(upper) for k1, −∞ and `upper` for k2 and k3."""
         if self.divergence != "k1":
             return -math.inf, self.upper
         lower = 1 / self.upper if self.lower is None else self.lower

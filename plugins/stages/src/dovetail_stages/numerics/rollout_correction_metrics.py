@@ -96,9 +96,9 @@ def weight_metrics(
 ) -> dict[str, Metric]:
     """Return metrics of the importance weights, over the tokens that keep their loss.
 
-    `weight_mean`, `weight_std`, `weight_min` and `weight_max` are of the applied weights. `weight_ess` is their
-    effective sample size as a share of their number. `ratio_min` and `ratio_max` are of the ratios before any bound.
-    `out_of_bounds_high` and `out_of_bounds_low` are the shares of ratios beyond a bound.
+    `weight_mean`, `weight_std`, `weight_min` and `weight_max` are of the applied weights. `weight_ess` is
+    their effective sample size divided by their number n, (Σ w)² / (n · Σ w²). `ratio_min` and `ratio_max` are of the ratios before
+    any bound. `out_of_bounds_high` and `out_of_bounds_low` are the shares of ratios beyond a bound.
 
     Args:
         ratio_T: float32 [T], before bounds.

@@ -36,7 +36,7 @@ class DeepSeekV3(ToolParser):
         return turn.finish()
 
     def _call(self, turn: TurnParts, text: str, start: int) -> int:
-        """Read the call after an opening tag; return the offset after the call."""
+        """Read the call that begins at `start`, after an opening tag, and add it to `turn`; return the offset where parsing continues."""
         end = text.find(CLOSE, start)
         separator = text.find(SEP, start, end)
         if end < 0 or separator < 0:

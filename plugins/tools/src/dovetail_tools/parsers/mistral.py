@@ -31,7 +31,11 @@ class Mistral(ToolParser):
         return turn.finish()
 
     def _call(self, turn: TurnParts, text: str, start: int) -> int:
-        """Read the call, or array of calls, that begins at `start`, after `[TOOL_CALLS]`; return the offset at which parsing continues."""
+        """Read the call, or array of calls, that begins at `start`, after `[TOOL_CALLS]`, and add the calls to `turn`.
+
+        Returns:
+            The offset at which parsing continues.
+        """
         mark = text.find(MARK, start)
         # `end` bounds the search for a call's parts. A mark may also stand inside the arguments, which `json_at` reads beyond `end`.
         end = mark if mark >= 0 else len(text)

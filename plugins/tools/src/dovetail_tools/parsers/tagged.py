@@ -62,6 +62,11 @@ class Tagged(ToolParser):
     ) -> tuple[dict[str, Any], int]:
         """Read the parameters after a function's tag; return the arguments and the offset after the call.
 
+        Args:
+            text: the text with the call.
+            position: the offset after the function's tag.
+            properties: the schemas of the function's parameters, by name.
+
         Raises:
             ValueError: a parameter has no name, is not closed or is repeated; or the function's tag is not closed, or closed twice.
         """
@@ -149,7 +154,7 @@ def _properties(tools: Sequence[ToolSchema], name: str) -> Mapping[str, Any]:
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """Convert a parameter's text to the type of its schema; the text itself if that fails."""
+    """Return a parameter's value: its text parsed as JSON, or the text itself if it is not JSON or the schema takes it as a string."""
     types = _types_of(schema)
     if types <= {"string"}:
         return text

@@ -186,7 +186,7 @@ class CudaMemory:
         return self._device.index or 0
 
     def _use_device(self) -> None:
-        """Set the device of the bindings' own CUDA runtime, which does not follow torch's device by itself."""
+        """Select this GPU in the CUDA runtime of the package `cuda-bindings`, which does not follow torch's selection by itself."""
         self._runtime.cudaSetDevice(self._index)
 
     def _open(self, handle: bytes, identity: str) -> int:
@@ -224,7 +224,7 @@ class CudaMemory:
 
 
 class _Span:
-    """Bytes of a GPU that torch can view without a copy."""
+    """A range of GPU memory as an object that torch can turn into a tensor without a copy (`__cuda_array_interface__`)."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {

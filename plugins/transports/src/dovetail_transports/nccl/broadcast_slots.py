@@ -33,7 +33,7 @@ class _Stage:
         self._octets: Tensor | None = None
 
     def fit(self, slots: int, slot_bytes: int) -> None:
-        """Allocate slots of at least `slot_bytes` bytes each, unless they are there already."""
+        """Allocate `slots` slots of at least `slot_bytes` bytes each; keep the present slots if their number and size suffice."""
         if self._octets is not None and self.slots == slots and self.slot_bytes >= slot_bytes:
             return
         # The old slots are freed first, since old and new slots together may not fit into memory.
@@ -42,7 +42,7 @@ class _Stage:
         self.slots, self.slot_bytes = slots, slot_bytes
 
     def slot(self, bucket: int) -> Tensor:
-        """Return the slot of a bucket, uint8 [slot_bytes]."""
+        """Return the slot for the bucket with this index, uint8 [slot_bytes]."""
         if self._octets is None:
             raise WeightSyncError("the weight transport is closed, and its buckets are freed")
         return self._octets.narrow(0, bucket % self.slots * self.slot_bytes, self.slot_bytes)
@@ -53,7 +53,9 @@ class _Stage:
 
 
 class BroadcastSenderSlots(SenderSlots):
-    """Forms the process group of sender and receivers, and forms a new group when its members change.
+    """The sender's end: broadcasts each bucket from its slot to the receivers.
+
+    Forms the process group of sender and receivers, and a new group when the receivers change.
 
     Args:
         slots: the number of slots, that is, of buckets of weights that are in transit at once.
@@ -156,7 +158,9 @@ class BroadcastSenderSlots(SenderSlots):
 
 
 class BroadcastReceiverSlots(ReceiverSlots):
-    """Joins the process group that the sender forms, and stays a member between updates.
+    """A receiver's end: receives each broadcast bucket in a slot of its own.
+
+    Joins the process group that the sender forms, and stays a member between updates.
 
     Args:
         device: the device of the received buckets.

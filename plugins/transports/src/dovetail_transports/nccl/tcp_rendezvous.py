@@ -30,7 +30,8 @@ _BACKLOG = 256
 _PASSWORD_SECONDS = 5.0
 _LONGEST_GREETING = 8192
 _LONGEST_REASON = 1000
-"""Maximum bytes of a reason to call an update off, before JSON encodes it with up to six bytes for each."""
+"""Maximum size of the reason why an update is called off, in bytes of UTF-8; JSON's escapes may make it six times as long, which must
+still fit `_LONGEST_GREETING`."""
 _MAX_SILENT = 256
 """Maximum number of connections that have not sent the password yet; a further connection closes the oldest."""
 _AGAIN_SECONDS = 0.2

@@ -29,7 +29,7 @@ class TensorSlot:
     nbytes: int
 
     def view(self, bucket: Tensor) -> Tensor:
-        """Return the tensor as a view of the bucket's bytes, uint8 [bytes], with the tensor's own shape and dtype."""
+        """Return a view of this tensor, in its own shape and dtype, in the memory of its bucket, which is uint8 [bytes]."""
         if not self.nbytes:
             return torch.empty(self.spec.shape, dtype=self.dtype, device=bucket.device)
         octets = bucket.narrow(0, self.offset, self.nbytes)
@@ -49,7 +49,8 @@ class BucketLayout:
     slot_bytes: int
     """Size of the largest bucket in bytes, rounded up to whole pages."""
     fingerprint: str
-    """Digest of kind, adapter, names, shapes, dtypes and bucket size: equal for sender and receiver if both have the same manifest."""
+    """Digest of the manifest's kind, adapter, tensors (name, shape, dtype) and bucket size. The receiver compares it with the sender's
+    to detect different manifests."""
 
     @classmethod
     def of(cls, manifest: WeightManifest) -> BucketLayout:

@@ -28,11 +28,11 @@ class Peer:
     done: int = 0
     """Number of buckets that the receiver has finished."""
     fault: str | None = None
-    """Why the receiver does not have the update; None if it has not failed."""
+    """Why the receiver failed or refused the update, as the predicate of a sentence in an error; None if it did neither."""
     lost: bool = False
-    """Whether the receiver takes no part in further deliveries."""
+    """Whether the receiver has failed or refused so that it takes no part in further deliveries."""
     refused: bool = False
-    """Whether the receiver connected for this update and refused it."""
+    """Whether the receiver refused this update although it connected for it; False if it waited for another update."""
 
 
 class Peers:

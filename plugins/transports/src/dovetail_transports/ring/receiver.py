@@ -79,7 +79,11 @@ class RingReceiver(WeightReceiver):
     # -- the pieces ----------------------------------------------------------------------------
 
     def _meet(self, manifest: WeightManifest, layout: BucketLayout) -> Channel:
-        """Return the sender's channel for this update; channels of other updates are closed."""
+        """Wait for the sender to connect for this update, and return its channel; senders of other updates are refused.
+
+        Raises:
+            WeightSyncError: no sender connected in time, the update has already ended, or the sender's manifest differs from this one.
+        """
         timeout = self._config.timeout
         deadline = time.monotonic() + timeout
         others: list[int] = []
@@ -137,7 +141,18 @@ class RingReceiver(WeightReceiver):
         manifest: WeightManifest,
         taken: int,
     ) -> None:
-        """Send the reason to the sender; if the slots are collective, only after taking part in all further deliveries."""
+        """Refuse the update with a reason that is sent to the sender.
+
+        If deliveries are collective and the first one has happened, this receiver first takes part in all remaining deliveries, so that
+        the other receivers get the update.
+
+        Args:
+            reason: the reason.
+            layout: the layout of the update's buckets.
+            coming: the sender's messages.
+            manifest: the manifest of the update.
+            taken: the number of buckets that this receiver has received.
+        """
         if not self._slots.collective or not taken:
             coming.channel.send({"refused": reason})
             return

@@ -22,7 +22,7 @@ class SenderRendezvous(ABC):
     counted: ClassVar[bool] = False
     """Whether the number of receivers must be known in advance, since receivers connect only when an update starts."""
     hint: str
-    """Hint of the error if no receiver connects."""
+    """Advice for the user, shown with the error that is raised if too few receivers connect."""
 
     @property
     @abstractmethod
@@ -34,7 +34,7 @@ class SenderRendezvous(ABC):
         return manifest
 
     def begin(self, manifest: WeightManifest) -> None:
-        """Start an update; every receiver connects again for it."""
+        """Start an update. From here on, `arrivals` returns the receivers that connect for this update."""
 
     def finish(self, manifest: WeightManifest, reason: str) -> None:
         """End the update; receivers that connect later are sent the reason."""
@@ -60,7 +60,7 @@ class ReceiverRendezvous(ABC):
     """A rollout's side of a rendezvous, which makes the connection to the sender at the start of each update."""
 
     hint: str
-    """Hint of the error if no sender connects."""
+    """Advice for the user, shown with the error that is raised if no sender connects."""
 
     @property
     @abstractmethod

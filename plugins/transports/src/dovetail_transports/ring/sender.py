@@ -146,7 +146,15 @@ class RingSender(WeightSender):
     def _filled(
         self, layout: BucketLayout, source: Iterator[tuple[str, Tensor]], peers: Peers
     ) -> Iterator[Written]:
-        """Fill every bucket, at most `slots` buckets ahead of the slowest receiver."""
+        """Yield each bucket of the update, with the copies of its tensors into its slot queued.
+
+        At most as many buckets as the ring has slots are ahead of the slowest receiver.
+
+        Args:
+            layout: the layout of the buckets.
+            source: the tensors in the manifest's order, each gathered when it is requested.
+            peers: the receivers.
+        """
         for number, places in enumerate(layout.buckets):
             if number >= self._slots.slots:
                 peers.await_done(number - self._slots.slots + 1)
@@ -190,7 +198,7 @@ def _hello(manifest: WeightManifest, layout: BucketLayout) -> dict[str, Any]:
 
 
 class _Source(Iterator[tuple[str, Tensor]]):
-    """The tensors of an update; `failed` says whether an error came from them."""
+    """The tensors of an update, in order. `failed` is set if gathering a tensor raised an error, in contrast to sending it."""
 
     def __init__(self, tensors: Iterator[tuple[str, Tensor]]) -> None:
         self._tensors = tensors
@@ -213,13 +221,20 @@ def gather_receivers(
     hello: dict[str, Any],
     timeout: float,
 ) -> None:
-    """Send `hello` to each receiver that connects, until as many have answered as the manifest says.
+    """Add the receivers that connect to `peers` and send `hello` to each, until as many have answered as the manifest says.
 
     If the manifest has no number of receivers, return as soon as one has connected.
 
+    Args:
+        rendezvous: the means by which the receivers connect.
+        peers: the receivers, none at first.
+        manifest: the manifest of the update.
+        hello: the first message to each receiver, which identifies the update.
+        timeout: seconds to wait in all.
+
     Raises:
-        CalledOffError: a receiver will not connect.
-        ReceiverError: too few receivers connected in time; names those that did.
+        CalledOffError: a receiver has called the update off.
+        ReceiverError: too few receivers connected in time; the error names those that did.
         WeightSyncError: the manifest has no number of receivers, and the rendezvous needs it (`SenderRendezvous.counted`).
     """
     if manifest.receivers is None and rendezvous.counted:

@@ -53,7 +53,7 @@ class SenderSlots(ABC):
 
     @abstractmethod
     def offers(self, states: Sequence[dict[str, Any]]) -> list[Offer]:
-        """Return the ring's description for each receiver, given the receivers' states (`ReceiverSlots.state`)."""
+        """Return a description of the ring for each receiver, in the order of `states`: the results of the receivers' `state`."""
 
     def pin(self, device: torch.device) -> None:
         """Prepare the slots for fast copies from this device."""
@@ -93,7 +93,13 @@ class ReceiverSlots(ABC):
 
     @abstractmethod
     def open(self, offer: dict[str, Any], channel: Channel, slot_bytes: int, pulse: Pulse) -> None:
-        """Open the offered ring, unless it is open already, for buckets of at most `slot_bytes` bytes.
+        """Open the ring that the sender offers, unless it is open already.
+
+        Args:
+            offer: the message of the sender's `Offer`.
+            channel: the channel to the sender, which may carry a file descriptor.
+            slot_bytes: the minimum size of a slot, in bytes.
+            pulse: see `Pulse`.
 
         Raises:
             WeightSyncError: the ring can't be opened, or is too small.
@@ -113,7 +119,7 @@ class ReceiverSlots(ABC):
 
 
 def numbered(device: torch.device) -> torch.device:
-    """Return the device with an index: its own, or else that of the current device."""
+    """Return the device with an index: if it has none, that of the current accelerator. A CPU is returned unchanged."""
     if device.type == "cpu" or ":" in str(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())

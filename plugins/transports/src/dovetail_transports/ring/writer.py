@@ -73,7 +73,12 @@ class BucketWriter:
         self._held_bytes = self._nbytes = 0
 
     def put(self, place: TensorSlot, tensor: Tensor) -> None:
-        """Queue the copy of a tensor of any shape, and its digest on the tensor's own device."""
+        """Queue the copy of a tensor to its position in the bucket, and its digest on the tensor's own device.
+
+        Args:
+            place: the position of the tensor in the bucket.
+            tensor: the tensor, in the shape that the manifest names.
+        """
         source = tensor.detach()
         if self._writer.verify:
             self._digests.add(source)

@@ -34,7 +34,7 @@ class SharedRing:
         descriptor: the file descriptor of the memory; the ring does not keep the descriptor.
         slots: the number of slots.
         slot_bytes: the size of each slot in bytes, a multiple of the page size.
-        name: the ring's name.
+        name: an identifier of the ring, by which a receiver sees whether it has opened this ring already.
     """
 
     def __init__(self, descriptor: int, slots: int, slot_bytes: int, name: str) -> None:

@@ -46,13 +46,13 @@ class AdvantageConformance(PluginConformance):
         return self.plugin.scope == "group" or least >= 2
 
     def estimate(self, batch: Batch, **context: Any) -> Advantages:
-        """Run the estimator on a batch."""
+        """Run the estimator on a batch. `context` holds fields of the plugin's `PluginContext`."""
         trajectories = batch.columns.get("trajectory_id")
         groups = Groups.of(batch["group_id"], trajectories)
         return self.make(**context).estimate(batch, groups)
 
     def flat(self, batch: Batch, **context: Any) -> list[np.ndarray]:
-        """Estimate advantages and return one array per sample: [1], or [t] for a sample of t tokens."""
+        """Estimate advantages as `estimate` does, and return one array per sample: [1], or [t] if advantages are per token."""
         advantages = self.estimate(batch, **context).advantages
         if isinstance(advantages, Ragged):
             return list(advantages)

@@ -46,7 +46,14 @@ class EngineCases(PluginConformance):
         head: Literal["lm", "value"] = "lm",
         **optim: Any,
     ) -> TrainEngine:
-        """Start a float32 engine: an actor for the head "lm", a critic for "value". `budget`: maximum tokens per micro-batch."""
+        """Start a float32 engine.
+
+        Args:
+            model_directory: the directory of the model.
+            budget: the maximum number of tokens per micro-batch.
+            head: `lm` for an actor, `value` for a critic.
+            optim: settings of the optimizer `adamw` that differ from the suite's.
+        """
         transport = make_plugin(
             PluginRef(kind="weight_transport", name="in_process"), PluginContext()
         )

@@ -20,7 +20,7 @@ from dovetail_sdk.testing.tiny import tiny_model
 
 VALUES = frozenset({"values"})
 CLIP = 0.02
-"""Range of the value clipping, small so that both sides of the maximum occur."""
+"""Range of the value clipping. It is small, so that the clipped error is the larger one for some tokens, and the unclipped for others."""
 
 
 class ValueRoleConformance(EngineCases):
@@ -48,7 +48,7 @@ class ValueRoleConformance(EngineCases):
         return engine.forward(batch, VALUES)["values"].values
 
     def value_batch(self, engine: TrainEngine, seed: int) -> Batch:
-        """Return a batch with values and returns, the input of a critic update."""
+        """Return a batch for a critic update: random samples, the engine's values with noise as old `values`, and random `returns`."""
         batch = self.batch(seed)
         column = engine.forward(batch, VALUES)["values"]
         noise = np.random.default_rng(seed).normal(size=(2, len(column.values)))

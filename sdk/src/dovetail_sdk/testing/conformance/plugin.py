@@ -84,7 +84,7 @@ class PluginConformance:
         return self.config if self.config is not None else self.plugin.Config(name=self.plugin.name)
 
     def make(self, **context: Any) -> Any:
-        """Construct the plugin under test without starting it."""
+        """Construct the plugin under test without starting it. `context` holds fields of its `PluginContext`."""
         return self.plugin(self.make_config(), PluginContext(**context))
 
     def named_columns(self) -> frozenset[str]:
@@ -138,12 +138,12 @@ class PluginConformance:
 
 
 def _is_standard(cls: type) -> bool:
-    """Return whether a class belongs to the kit, or is the suite of a kind that a package adds."""
+    """Return whether a class defines standard tests: a class of this kit, or the suite of a kind of plugin that another package adds."""
     return cls.__module__.startswith(_KIT) or "kind" in vars(cls)
 
 
 def _standard_owner(cls: type, name: str) -> type | None:
-    """Return the class of the kit, or of a kind's suite, that defines a test of this name; None if there is none."""
+    """Return the class that defines the standard test of this name (see `_is_standard`); None if there is none."""
     if not name.startswith("test"):
         return None
     owners = (base for base in cls.__mro__ if _is_standard(base))

@@ -100,9 +100,14 @@ def along_responses(batch: Batch) -> dict[str, Ragged]:
 
 
 def draw(column: Column, mask: Ragged, rng: np.random.Generator) -> Any:
-    """Return random values of a column, [N, …], or [N, T, …] with the row lengths of the mask; masked tokens hold 0.
+    """Return random values of a column: [N, …], or ragged [N, T, …] over response tokens; masked tokens hold 0.
 
-    Boolean columns are true for every other sample or token.
+    Boolean columns are true for every other sample or token. A column of objects holds None.
+
+    Args:
+        column: the column, whose shape and dtype the values have.
+        mask: the response mask, with a row for each sample.
+        rng: the random generator.
     """
     if column.shape == "object":
         return [None] * len(mask)
@@ -144,7 +149,12 @@ def beside(flags_T: Any, values: Any) -> Any:
 
 
 def _possible(shares: Ragged, log_probs: Ragged) -> Ragged:
-    """Return a Σπ² that is possible given the chosen token's probability: for share 0 the minimum, for share 1 the maximum."""
+    """Return values of Σπ², the sum of squared probabilities over the vocabulary, that agree with each sampled token's probability.
+
+    Args:
+        shares: numbers from 0 to 1, ragged [T]: 0 for the least possible sum, 1 for the greatest.
+        log_probs: log-probabilities of the sampled tokens, ragged [T].
+    """
     pi_T = np.exp(log_probs.values)
     return shares.with_values(np.square(pi_T) + shares.values * np.square(1 - pi_T))
 
@@ -167,4 +177,5 @@ _MAKERS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]]
     "rollout_is_weights": lambda rng, count: rng.uniform(0.5, 2.0, count),
     "temperature": lambda _, count: np.ones(count),
 }
-"""Functions that draw the columns of the glossary whose values are restricted."""
+"""Column of core → function of a generator and a shape that draws its values, for columns in which not every number makes sense. Other
+columns are drawn from a normal distribution."""

@@ -42,7 +42,10 @@ class RolloutCorrectionConformance(PluginConformance):
     def inputs(
         self, seed: int, lengths: tuple[int, ...] = LENGTHS, spread: float = 0.1
     ) -> CorrectionInputs:
-        """Return random packed samples, one empty and the last fully masked; rollout and training policy differ by about `spread` nats per token."""
+        """Return random packed samples of these lengths, of which the last is fully masked; by default one is empty.
+
+        The log-probabilities of rollout and training policy differ by about `spread` nats per token.
+        """
         generator = torch.Generator().manual_seed(seed)
         total = sum(lengths)
         rollout_T = -torch.rand(total, generator=generator) * 3 - 0.1
@@ -56,11 +59,11 @@ class RolloutCorrectionConformance(PluginConformance):
         )
 
     def correct(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Correction:
-        """Run the correction on packed samples."""
+        """Run the correction on packed samples; `reduction` sums over ranks, by default over a single rank."""
         return self.make().correct(inputs, reduction or LocalReduction())
 
     def factors(self, inputs: CorrectionInputs, reduction: Reduction | None = None) -> Tensor:
-        """Return float32 [T]: the factor on each token's loss; 0 for masked tokens."""
+        """Return float32 [T]: the factor by which the correction multiplies each token's loss; 0 for masked and rejected tokens."""
         done = self.correct(inputs, reduction)
         factors_T = inputs.mask_T.float()
         if done.weights_T is not None:
@@ -136,7 +139,7 @@ class RolloutCorrectionConformance(PluginConformance):
 
     @pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (4,)])
     def test_nothing_to_correct_is_no_error(self, lengths: tuple[int, ...]) -> None:
-        """The cases are no sample, one or two empty samples, and a single sample that is fully masked."""
+        """Correct batches without an unmasked token: no sample, one or two empty samples, and a single sample that is fully masked."""
         total = sum(lengths)
         inputs = CorrectionInputs(
             train_log_probs_T=torch.zeros(total),

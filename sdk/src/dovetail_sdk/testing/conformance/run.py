@@ -24,7 +24,7 @@ class RunConformance:
         Args:
             steps: the number of steps of the whole run; at most 3.
             learn_error: an exception that a stage raises once, in the first `learn`, before any weights have changed; None for none.
-            max_staleness: the maximum staleness that the run's trainer allows, in weight versions.
+            max_staleness: the maximum age, in steps, that the run's trainer allows for weights that generate samples.
         """
         raise NotImplementedError
 
@@ -213,7 +213,7 @@ class RunConformance:
         assert run.position.step == 1
 
     def assert_refused(self, run: Run) -> None:
-        """Assert that `collect` raises PluginBrokenError in a new step."""
+        """Begin a step, and assert that the run refuses to collect samples for it: `collect` raises PluginBrokenError."""
         with self.abandoned(run) as step, pytest.raises(PluginBrokenError):
             run.collect(step)
 

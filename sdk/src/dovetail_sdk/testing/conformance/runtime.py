@@ -56,7 +56,7 @@ class RuntimeConformance(PluginConformance):
         return runtime
 
     def spec(self, kind: str, attribute: str) -> WorkerSpec:
-        """Return the spec of a worker group whose workers have the class `attribute` of the suite's module `runtime_workers`."""
+        """Return the spec of a worker group; its workers are plugins of this kind, of class `attribute` in the module `runtime_workers`."""
         ref = PluginRef(
             kind=kind, name=attribute, path=runtime_workers.__file__, attribute=attribute
         )
@@ -114,7 +114,7 @@ class DispatchModeConformance(PluginConformance):
     """Meshes that the mode can serve."""
 
     def arguments(self, mesh: Mesh) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call on this mesh."""
+        """Return the positional and keyword arguments of a call, which the mode splits over the ranks of this mesh."""
         return ("words",), {"number": 3}
 
     def split(self, mode: DispatchMode, mesh: Mesh) -> tuple[list[Call | None], Any]:
@@ -131,7 +131,11 @@ class DispatchModeConformance(PluginConformance):
             )
 
     def expected(self, mesh: Mesh, results: Sequence[Any]) -> Any:
-        """Return the expected result of a call; by default `collect`'s own result, so that only errors fail."""
+        """Return the expected result of the mode's `collect` for these results of the ranks.
+
+        By default `...`, which accepts every result, so that a test fails only if `collect` raises an error or uses results of ranks
+        that do not answer.
+        """
         return ...
 
     def test_there_is_a_call_or_none_for_every_rank(self) -> None:

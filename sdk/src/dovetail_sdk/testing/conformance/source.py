@@ -96,7 +96,10 @@ class SourceConformance(PluginConformance):
 
     @pytest.fixture
     def start(self, tmp_path: Path) -> Iterator[Start]:
-        """Yield a function that starts a run with the experience source under test: `start("data.val_files=…", name="another")`."""
+        """Yield a function that starts a run with the experience source under test: `start("data.val_files=…", name="another")`.
+
+        Its arguments are overrides of the config; `name` is the name of the run's directory, which must be new. Runs are closed at the end.
+        """
         model = tiny_model_and_tokenizer(tmp_path / "model")
         self.file = tmp_path / "rows.jsonl"
         self.file.write_text("\n".join(json.dumps(row) for row in self.rows))
@@ -121,7 +124,7 @@ class SourceConformance(PluginConformance):
             yield started
 
     def collected(self, run: TrainingRun, *, learn: bool) -> list[str]:
-        """Run one step and return the names of its samples. Without `learn`, the step ends after collecting."""
+        """Run one step and return the ids of its samples. Without `learn`, assert that the run refuses to end the step after `collect`."""
         run.publish_weights()
         names: list[str] = []
         with nullcontext() if learn else pytest.raises(PluginBrokenError), run.step() as step:

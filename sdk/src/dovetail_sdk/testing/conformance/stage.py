@@ -34,7 +34,7 @@ from dovetail_sdk.testing.scripted_run import ScriptedExperience
 ALWAYS = frozenset(
     name for name, column in GLOSSARY.items() if column.owner in ("loader", "rollout", "reward")
 ) - {"media"}
-"""Columns of every batch of the suite."""
+"""Names of the columns in every batch of the suite: those of core that come from the dataset, the rollout or the reward, but no media."""
 
 
 class StageConformance(PluginConformance):
@@ -50,7 +50,8 @@ class StageConformance(PluginConformance):
     overrides: ClassVar[tuple[str, ...]] = ()
     """Overrides of the config with which the stage is tested, such as `algorithm.advantage=gae`."""
     required: ClassVar[Mapping[str, str]] = {}
-    """Columns that other stages require: name of the column → the stage that requires it."""
+    """Columns that other stages of the tested run require: column → the stage that requires it. Set it if the stage under test requires or
+    provides columns only when other stages require some."""
     tolerance: ClassVar[float] = 1e-5
     """Largest difference that counts as rounding."""
 
@@ -66,7 +67,9 @@ class StageConformance(PluginConformance):
         return frozenset().union(*map(self.asked, ("requires", "provides", "rewrites")))
 
     def columns(self, seed: int, groups: int = 5, n: int = 4) -> Batch:
-        """Return a random batch with the columns that the stage requires and rewrites, and the columns of rollout and reward.
+        """Return a random batch as input of the stage.
+
+        It has the columns that the stage requires or rewrites and those in `ALWAYS`, but none that the stage provides.
 
         `advantages` and `returns` are per sample, [N], or per token, [T], as the config's estimator returns them.
         """
@@ -82,7 +85,9 @@ class StageConformance(PluginConformance):
         return batch.drop(self.asked("provides"))
 
     def outputs(self, role: str, batch: Batch, names: frozenset[str | OutputSpec]) -> Batch:
-        """Return random outputs for a forward pass of a role's model; equal tokens get equal outputs."""
+        """Return the random outputs with these names that a role's model gives in a forward pass of the batch; equal tokens get equal
+        outputs.
+        """
         return random_outputs(role, batch, names)
 
     def step(self, batch: Batch, *, number: int = 1) -> StepContext:

@@ -178,7 +178,7 @@ class RandomModel:
         return Future.completed(self._answer(self.role, batch, frozenset(outputs)))
 
     def update(self, mini_batch: Batch, objective: Any) -> Future[Mapping[str, Metric]]:
-        """Count an optimizer step without training anything.
+        """Count an optimizer step without training anything, and return half the batch size as the loss.
 
         Raises:
             ColumnError: a column that the objective requires is missing.

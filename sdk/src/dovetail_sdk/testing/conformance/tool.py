@@ -28,7 +28,7 @@ _ODD_VALUES: tuple[Any, ...] = (
     *("", "\x00", "\ud800", "x" * 100_000, "(" * 900, "∑ 字 🦊", "null"),
     *(None, True, -1, 0, 1.5, 10**30, 10**4000, math.inf, [], {}),
 )
-"""Values that a policy may write in place of any argument."""
+"""Unusual values that a policy may write in place of any argument; given them, a tool may raise nothing but ToolError."""
 
 
 class ToolConformance(PluginConformance):

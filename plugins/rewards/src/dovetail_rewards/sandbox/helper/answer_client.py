@@ -1,4 +1,4 @@
-"""The tests' side of assert tests in two processes: sends requests, and rebuilds values from the replies.
+"""AnswerClient: lets assert tests use the objects of a response whose code runs in another process.
 
 The other process, called the response's process, runs the code of the response.
 """
@@ -237,7 +237,11 @@ class AnswerClient:
         return error
 
     def _exception(self, lineage: list[Any]) -> type[BaseException]:
-        """Return the exception class for a lineage: built-in, imported in this process, or a new class with the same name and bases."""
+        """Return the exception class: built-in, imported in this process, or a new class with the same name and bases.
+
+        Args:
+            lineage: `[module, name, *lineages of the bases]` of the class in the response's process.
+        """
         home, name, *above = lineage
         if not home.startswith((_MODULE, __package__)):
             try:

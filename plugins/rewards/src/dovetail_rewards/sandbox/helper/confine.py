@@ -64,8 +64,8 @@ def confine(
     """Confine this process irrevocably; it can then write only in its working directory.
 
     Args:
-        setup: the helper's set-up.
-        request: the request, with the limits.
+        setup: the confinement that every program of the helper gets.
+        request: the request to run a program, with its limits.
         user: the private user id under which the process continues; None keeps its user id.
         readable: the paths that the process may read.
 

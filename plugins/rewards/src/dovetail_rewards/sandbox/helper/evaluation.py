@@ -152,7 +152,12 @@ def _lineage(kind: type) -> list[Any]:
 
 
 def run_answer(task: Mapping[str, Any]) -> NoReturn:
-    """Run the task's `prelude` and `source`, and then serve the requests of the tests' process until it ends."""
+    """Run the response's code, and then serve the requests of the tests' process until it ends.
+
+    Args:
+        task: a mapping with `prelude`, the source of set-up code to run first, `source`, the response's code, and the limits of
+            `AnswerServer`.
+    """
     channel = MessageSocket()
     os.dup2(2, 1)
     module = _module()
@@ -179,7 +184,7 @@ def _module() -> types.ModuleType:
 
 
 def run_tests(task: Mapping[str, Any]) -> None:
-    """Run the task's `prelude`, then each test in `cases`, and print one line of JSON per test.
+    """Run the task's `prelude` (the source of set-up code), then each test in `cases`, and print one line of JSON per test.
 
     The line of a test that passed has the task's `token` under `held`: a random text, which only this process gets, so that the response
     can't report a test as passed. Any other line has `error`, or `fault` if the tests can't run in a separate process. The tests can
@@ -219,7 +224,10 @@ def run_tests(task: Mapping[str, Any]) -> None:
 def _outcome(
     test: str, namespace: dict[str, Any], token: str, client: AnswerClient
 ) -> dict[str, str]:
-    """Run a test and return its outcome. If the client refused an operation, the test fails, even if it caught the exception."""
+    """Run a test and return `held`, `error` or `fault` for its line of output (see `run_tests`).
+
+    If the client refused one of the test's operations, the test fails, even if its code caught the client's exception.
+    """
     outcome = {"held": token}
     client.refused, client.stops = "", "StopIteration" in test
     try:

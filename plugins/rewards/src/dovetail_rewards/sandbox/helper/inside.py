@@ -16,7 +16,8 @@ FAULT = b"!"
 """First byte of a report that the program could not start; the reason follows."""
 STATUS = struct.Struct("<xi")
 STDIN, STDOUT, STDERR, PAYLOAD, REPORT = range(5)
-"""The descriptor numbers in the sandbox's first process and its children."""
+"""The descriptor numbers in the sandbox's first process and its children. PAYLOAD has the program and its files as JSON; the first
+process writes to REPORT how the program ended."""
 
 
 def place(descriptors: list[int]) -> None:
@@ -33,7 +34,7 @@ def place(descriptors: list[int]) -> None:
 def first_process(
     setup: SandboxSetup, request: Request, *, user: int | None, readable: list[str]
 ) -> NoReturn:
-    """Start the program, wait for it, and report its exit status. Processes that the program has left are then killed."""
+    """Start the program, wait for it, and report its exit status. Processes that the program left running are killed afterwards."""
     try:
         pid = os.fork()
     except OSError as error:

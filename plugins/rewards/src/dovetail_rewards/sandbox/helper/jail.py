@@ -41,8 +41,11 @@ def readable(extra: list[str]) -> list[str]:
 
 
 def links(paths: list[str], folders: list[str]) -> dict[str, str]:
-    """Return the symbolic links in a program's root file system: targets by path. A link that would replace a parent of one of `paths`
-    is left out.
+    """Return the symbolic links in a program's root file system: targets by path.
+
+    Args:
+        paths: the readable paths. A link that would replace a parent of one of them is left out.
+        folders: paths at the root to link to the directories with the same name in the working directory.
     """
     return {
         link: target
@@ -53,6 +56,10 @@ def links(paths: list[str], folders: list[str]) -> dict[str, str]:
 
 def build(paths: list[str], folders: list[str]) -> None:
     """Give this process a new root file system, in which only the program's folders are writable.
+
+    Args:
+        paths: the paths of the present file system that programs may read.
+        folders: paths at the root to link into the working directory; see `links`.
 
     Raises:
         OSError: the kernel refuses one of the mounts.
@@ -80,7 +87,7 @@ def build(paths: list[str], folders: list[str]) -> None:
 
 
 def fill_box(size: int, user: int, group: int) -> None:
-    """Mount an empty file system of `size` bytes, owned by a user, for the program's files."""
+    """Mount an in-memory file system of `size` bytes at BOX, and create the program's FOLDERS in it, owned by this user and group."""
     data = f"mode=0755,size={size},nr_inodes={MOST_FILES}"
     sc.mount("tmpfs", BOX, "tmpfs", sc.NO_SUID | sc.NO_DEV, data)
     for name in FOLDERS:

@@ -23,6 +23,11 @@ def enter_jail(procfs: int, readable: list[str], folders: list[str]) -> None:
     As root, the helper needs no user namespace, since programs run as a separate user. Otherwise the helper enters a user namespace in
     which its user id maps to itself.
 
+    Args:
+        procfs: a descriptor of /proc.
+        readable: the paths that programs may read.
+        folders: paths at the root to link into the working directory; see `SandboxSetup.folders`.
+
     Raises:
         OSError: the kernel refuses a namespace or a mount.
     """

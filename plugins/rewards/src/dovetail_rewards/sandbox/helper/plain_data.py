@@ -54,7 +54,7 @@ def is_array(value: object) -> Any:
 
 
 def encode(value: Any, keep: Callable[[object], list[Any]], *, exact: bool) -> Any:
-    """Return a value as JSON; a list becomes `[type, *items]`.
+    """Return a value as JSON. A str, int, float, bool or None stays as it is; other values become lists `[type name, *parts]`.
 
     Args:
         value: any object.
@@ -130,7 +130,7 @@ def change(ours: Any, theirs: Any) -> None:
 
 
 class MessageSocket:
-    """Sends and receives lines of JSON over the socket at standard input, which nothing else in this process reads any more."""
+    """Sends and receives lines of JSON over the socket at standard input; for all other code, standard input is then empty."""
 
     def __init__(self) -> None:
         self._fd = os.dup(0)

@@ -25,7 +25,7 @@ _NO_FLUSH = 120  # Python's own exit status for output that could not be written
 
 
 def read(fd: int) -> Payload:
-    """Read the payload from a descriptor, and close the descriptor."""
+    """Read the payload (the program and its files) from a descriptor, and close the descriptor."""
     with open(fd, "rb") as file:
         return cast("Payload", json.loads(file.read()))
 

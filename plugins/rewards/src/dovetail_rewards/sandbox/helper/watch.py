@@ -22,7 +22,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PREFIX = "dovetail-sandbox-"
 _STARVED = 10
-"""A run whose total time, with waiting for a core, exceeds this multiple of its wall-clock limit is ended, as a failure of the machine."""
+"""Multiple of the wall-clock limit after which a run is ended as `starved`: the limit excludes time spent waiting for a core, and so
+much waiting is a failure of the machine."""
 MOST_FILES = 10_000
 """Maximum number of files and directories of one run."""
 

@@ -23,7 +23,10 @@ async def collected(engine: BaseRollout, request: RolloutRequest) -> list[Comple
 
 
 async def begun(engine: BaseRollout, request: RolloutRequest, tokens: int = 4) -> None:
-    """Wait until a request that was just submitted has generated about `tokens` tokens."""
+    """Wait until a request that was just submitted has generated about `tokens` tokens.
+
+    The function submits a copy of the request that is limited to `tokens` tokens, and returns when the copy has finished.
+    """
     short = attrs.evolve(
         request,
         request_id=f"{request.request_id}.beside",
@@ -38,7 +41,7 @@ def order_of_waiting(engine: BaseRollout, request: RolloutRequest) -> list[int]:
 
     Args:
         engine: a started engine that runs eight samples at once.
-        request: a request for one sample, of which all twelve requests are copies.
+        request: a request for one sample; all twelve requests are copies of it with different ids, priorities and maximum lengths.
     """
     ended: list[int] = []
 
@@ -85,7 +88,7 @@ async def interrupted(
 
 
 def versions_of(completion: Completion) -> dict[int, int]:
-    """Return the number of tokens of each weight version, in the order of first use."""
+    """Return how many of a completion's tokens each weight version generated, by version, in the order of first use."""
     counts: dict[int, int] = {}
     for version in completion.weight_versions.tolist():
         counts[version] = counts.get(version, 0) + 1

@@ -107,7 +107,9 @@ class InterruptionCases(RolloutSuite):
     def test_requests_that_are_kept_over_an_update_go_on_under_the_new_weights(
         self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
     ) -> None:
-        """The weights of a token's version give its log-probability from all earlier tokens, whose keys and values are recomputed."""
+        """A token's log-probability must be that of its weight version given all earlier tokens, so the engine must recompute keys and
+        values of earlier tokens after an update.
+        """
         models = {self.version_of(fresh): plain}
 
         async def update() -> None:
@@ -132,7 +134,9 @@ class InterruptionCases(RolloutSuite):
     def test_requests_whose_cache_is_kept_over_an_update_go_on_with_the_keys_and_values_of_old_weights(
         self, fresh: BaseRollout, plain: PlainModel, changed: PlainModel
     ) -> None:
-        """A request that begins after the update does not use the old keys and values, although its prompt is the same."""
+        """A running request continues with its old KV cache. A request that begins after the update must not use it, although its prompt is
+        the same.
+        """
         self.needs("keeps_cache")
         why = self.make_config().cache_problem()
         if why is not None:
@@ -228,5 +232,5 @@ class InterruptionCases(RolloutSuite):
 
 
 def _cut_short(found: list[Completion]) -> bool:
-    """Return whether every sample was aborted after its first token."""
+    """Return whether every sample was aborted with at least one token generated."""
     return all(c.finish_reason == FinishReason.ABORT and len(c.response_ids) for c in found)

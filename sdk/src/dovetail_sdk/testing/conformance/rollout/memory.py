@@ -40,7 +40,7 @@ class MemoryCases(RolloutSuite):
     def test_new_weights_arrive_while_the_kv_cache_still_sleeps(
         self, fresh: BaseRollout, changed: PlainModel, keep_weights: bool
     ) -> None:
-        """This is the order of a run whose trainer and rollout take turns on one accelerator."""
+        """The weights wake first, are updated, and then the KV cache wakes, as in a run whose trainer and rollout take turns on one GPU."""
         self.needs("sleep")
         if not keep_weights:
             self.needs("discards_weights")

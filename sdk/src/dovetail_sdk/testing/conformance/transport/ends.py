@@ -47,7 +47,10 @@ class EndsOfATransport(PluginConformance):
         return tmp_path
 
     def make(self, *, timeout: float = PATIENCE, **context: Any) -> Any:
-        """Return a transport whose sender and receivers wait for each other for up to `timeout` seconds."""
+        """Return a transport whose sender and receivers wait for each other for up to `timeout` seconds.
+
+        `context` holds further fields of the transport's `PluginContext`.
+        """
         fields = {"run_directory": self._run_directory, "device": self.device, **context}
         return self.plugin(self._waiting(timeout), PluginContext(**fields))
 
@@ -107,7 +110,7 @@ class EndsOfATransport(PluginConformance):
         return sender.prepare(attrs.evolve(manifest, receivers=receivers))
 
     def placed(self, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield each name with a copy of its tensor, of the same shape. A copy is made when requested, as a trainer gathers weights."""
+        """Yield each name with a copy of its tensor […] on the suite's device. Each copy is made on request, as a trainer gathers weights."""
         for name, tensor in tensors.items():
             yield name, tensor.to(self.device, copy=True)
 

@@ -24,7 +24,7 @@ class BaseTool:
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> Any:
-        """Make an instance of the tool for a trajectory, and return the instance's id and a first response."""
+        """Make an instance of the tool for a trajectory; return the instance's id, a new one by default, and a first response."""
         return instance_id or str(uuid.uuid4()), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:

@@ -23,7 +23,7 @@ class _Remote:
         self._free = asyncio.Semaphore(workers)
 
     async def remote(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function in a thread."""
+        """Call a function in a thread once one of the `workers` threads is free, and return its result."""
         async with self._free:
             return await asyncio.to_thread(function, *arguments, **named)
 
@@ -46,7 +46,7 @@ class SandboxFusionTool(BaseTool):  # type: ignore[misc]
         self.execution_pool = _Remote(config.get("num_workers", 10))
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
-        """Run `parameters["code"]` and return what it printed."""
+        """Run `parameters["code"]`; return a `ToolResponse` with what the code printed, and None for both reward and metrics."""
         timeout = parameters.get("timeout", self.default_timeout)
         language = parameters.get("language", self.default_language)
         answer = await self.execution_pool.execute.remote(

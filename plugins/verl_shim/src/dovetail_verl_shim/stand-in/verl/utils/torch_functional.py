@@ -1,4 +1,4 @@
-"""Pads and cuts prompts to one length."""
+"""A function that pads or cuts tokenised prompts to one length."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ def postprocess_data(
     left_pad: bool = True,
     truncation: str = "error",
 ) -> tuple[Any, Any]:
-    """Pad or cut token ids and their mask, tensors [B, T], to one length.
+    """Pad or cut token ids and their attention mask, [B, T] each, to [B, max_length], and return both.
+
+    Args:
+        input_ids: the token ids.
+        attention_mask: the mask, which is 0 on padding.
+        max_length: the length of the results.
+        pad_token_id: the token id of the padding.
+        left_pad: whether to pad on the left rather than on the right.
+        truncation: where to remove tokens if there are too many: `left`, `right` or `middle`; any other value raises an error.
 
     Raises:
         ValueError: there are more than `max_length` tokens, and `truncation` is neither `left`, `right` nor `middle`.

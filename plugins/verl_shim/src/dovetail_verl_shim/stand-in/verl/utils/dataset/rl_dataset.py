@@ -1,4 +1,4 @@
-"""RLHFDataset: reads rows from files without tokenising them, since Dovetail does so."""
+"""RLHFDataset: reads rows from files without tokenising them, since Dovetail tokenises prompts itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RLHFDataset(Dataset[Any]):
         self.dataframe = datasets.concatenate_datasets(read)
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
-        """Return the rows as they are: Dovetail filters by `data.max_prompt_length`."""
+        """Return `dataframe` unchanged: Dovetail itself removes prompts longer than `data.max_prompt_length`."""
         return dataframe
 
     def _build_messages(self, example: dict[str, Any], key: str | None = None) -> Any:
