@@ -64,6 +64,22 @@ def test_look_shows_special_tokens_and_what_is_trained_on(run, write) -> None:
     assert "left out:" in done.output
 
 
+def test_look_shows_rows_of_the_first_dataset_of_a_mixture(run, write) -> None:
+    first = write("a.jsonl", [{"prompt": "1 " * 99}, {"prompt": "2 + 2 ="}, {"prompt": [7]}])
+    second = write("b.jsonl", [{"prompt": "5 + 5 ="}, {"prompt": [8]}, {"prompt": "6 + 6 ="}])
+    mixture = (
+        f"data.mixture={{a: {{files: {first}, weight: 1}}, b: {{files: {second}, weight: 1}}}}"
+    )
+    words = (mixture, "reward.function=exact_match", "data.max_prompt_length=40")
+    done = run("look", *words, "--rows", "3")
+    assert done.exit_code == 0, done.output
+    of_row = done.output.split(f"{first}, line ")[1:]
+    assert "longer than" in of_row[0]
+    assert "2 + 2 =" in of_row[1]
+    assert "left out" in of_row[2]
+    assert not any(other in done.output for other in ("5 + 5", "6 + 6", f"{second}, line"))
+
+
 def test_look_at_pairs_and_at_a_row_that_is_not_there(run, write) -> None:
     path = write("x.jsonl", [{"prompt": "1 + 1 =", "chosen": "2", "rejected": "3"}])
     done = run("look", path)

@@ -26,7 +26,8 @@ from dovetail.errors import ConfigError, DataError
 from dovetail.interfaces import DatasetShape, PluginContext, Prompt, Sampler
 from dovetail.run.data import load_data
 from dovetail_datasets.config import ShuffledConfig
-from dovetail_datasets.mixtures import share_metrics
+from dovetail_datasets.mixtures import mixed, share_metrics
+from dovetail_datasets.prompts import PromptSet
 from dovetail_datasets.samplers import ShuffledSampler
 
 
@@ -166,6 +167,26 @@ def test_a_loader_resumed_at_any_step_gives_what_it_would_have_given(config, fil
             assert content(batch) == content(batches[step])
             learn(ledger, batch, step)
         resumed.close()
+
+
+@given(st.lists(st.sets(st.integers(0, 9)), min_size=1, max_size=4))
+def test_prompts_of_a_mixture_have_numbers_of_their_own(kept: list[set[int]]) -> None:
+    sets = {
+        f"d{number}": PromptSet(
+            prompts=tuple(Prompt(index=row, raw=f"{number} {row}") for row in sorted(rows)),
+            filtered_overlong=10 - len(rows),
+        )
+        for number, rows in enumerate(kept)
+    }
+    weights = {name: {"files": "x", "weight": 1} for name in sets}
+    section = config_from_mapping({"model": {"path": "m"}, "data": {"mixture": weights}}).config
+    prompts = mixed(sets, section.data).prompts
+    expected = [(f"d{n}", f"{n} {row}") for n, rows in enumerate(kept) for row in sorted(rows)]
+    assert [(prompt.dataset, prompt.raw) for prompt in prompts] == expected
+    numbers = [prompt.index for prompt in prompts]
+    assert numbers == sorted(set(numbers))
+    # The first dataset's rows are found by their numbers, as `dovetail data look` does.
+    assert numbers[: len(kept[0])] == sorted(kept[0])
 
 
 def test_a_streamed_epoch_has_the_examples_of_one_that_is_read_whole(config, files) -> None:

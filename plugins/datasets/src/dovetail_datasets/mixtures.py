@@ -21,12 +21,14 @@ def mixed(sets: Mapping[str, PromptSet], section: DataSection) -> PromptSet:
         section: the data section, with the weights.
     """
     prompts: list[Prompt] = []
+    first = 0
     for name, each in sets.items():
-        # Number the rows over all datasets, so that each number is unique.
-        prompts += (
-            attrs.evolve(prompt, dataset=name, index=len(prompts) + place)
-            for place, prompt in enumerate(each.prompts)
-        )
+        # Rows are numbered over all datasets, so that each number is unique; those of the first dataset keep their numbers.
+        prompts += [
+            attrs.evolve(prompt, dataset=name, index=first + prompt.index)
+            for prompt in each.prompts
+        ]
+        first += 1 + max((prompt.index for prompt in each.prompts), default=-1)
     return PromptSet(
         prompts=tuple(prompts),
         filtered_overlong=sum(each.filtered_overlong for each in sets.values()),

@@ -61,7 +61,7 @@ def seen(opened: OpenedData, first: int, count: int) -> Iterator[SeenRow]:
 
 
 def _seen(opened: OpenedData, row: NumberedRow, verdicts: dict[int, str]) -> SeenRow:
-    found = opened.became(row.number)
+    found = opened.became(row)
     if isinstance(found, BadRow):
         return SeenRow(where=row.where, facts=(), problem=str(found.error))
     if found is None:

@@ -65,13 +65,14 @@ class OpenedData:
         found: Iterator[RowVerdict] = source.cls.verdicts(source.config, facts, rows)
         return found
 
-    def became(self, row: int) -> Prompt | BadRow | None:
+    def became(self, row: NumberedRow) -> Prompt | BadRow | None:
         """Return the prompt or example made from a row of the first training dataset; a BadRow if it is bad, None if it is too long."""
         found = self.data.train.prompts
         if isinstance(found, CachedExamples):
-            return found.take(row)
-        bad = (each for each in self.data.train.bad if each.row == row)
-        return next((prompt for prompt in found if prompt.index == row), next(bad, None))
+            return found.take(row.number)
+        own = (p for p in found if p.dataset == found[0].dataset and p.index == row.number)
+        bad = (each for each in self.data.train.bad if each.where == row.where)
+        return next(own, next(bad, None))
 
 
 def opened(config: tuple[str, ...], overrides: Sequence[str]) -> OpenedData:
