@@ -299,7 +299,7 @@ def test_waiting_for_the_budget_is_no_running_time(judge, sample, waited) -> Non
 def test_a_template_that_reaches_out_or_lacks_something_gives_no_score(
     judge, sample, run, template
 ) -> None:
-    manager, server = judge("score: 1", template=template)
+    manager, server = judge("score: 1", template="{{ response }} " + template)
     outcome = run(manager, [sample()])["s0"]
     assert outcome.kind is FailureKind.EXCEPTION
     assert "template" in outcome.message

@@ -271,7 +271,7 @@ def test_one_client_lives_through_several_rollouts(remote, sample) -> None:
     [
         RemoteConfig(name="remote", url="http://127.0.0.1:1/"),
         RewardModelConfig(name="reward_model", model="m"),
-        JudgeConfig(name="judge", url="http://127.0.0.1:1/", model="m", template="t"),
+        JudgeConfig(name="judge", url="http://127.0.0.1:1/", model="m", template="{{ response }}"),
     ],
 )
 def test_rows_need_no_function_where_a_service_or_a_model_scores(manager) -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 VARIABLES = ("prompt", "messages", "response", "ground_truth", "data_source", "extra_info")
 """The variables that a template may use."""
+_FILES = (".jinja", ".jinja2", ".j2", ".txt", ".md")
+"""The endings by which a template's text is taken for the path of a file."""
 
 
 class Question:
@@ -27,12 +29,21 @@ class Question:
         config: the config, with the templates.
 
     Raises:
-        ConfigError: a template has errors, or uses an unknown variable.
+        ConfigError: a template has errors, or uses an unknown variable; or neither uses `response`.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
-        self._system = None if config.system is None else _compiled(config.system, "system")
-        self._user = _compiled(config.template, "template")
+        self._user, named = _compiled(config.template, "template")
+        self._system = None
+        if config.system is not None:
+            self._system, also = _compiled(config.system, "system")
+            named |= also
+        if "response" not in named:
+            raise ConfigError(
+                f"reward manager 'judge': template={config.template[:80]!r} does not use the variable 'response', so the judge would not see "
+                "what it has to judge",
+                hint=f"add {{{{ response }}}}; if it is the path of a file, its name must end with {', '.join(_FILES)}",
+            )
 
     def messages(self, sample: Sample) -> list[dict[str, str]]:
         """Return the system message, if configured, and the user message for the judge.
@@ -65,7 +76,8 @@ class Question:
             ) from error
 
 
-def _compiled(text: str, key: str) -> Template:
+def _compiled(text: str, key: str) -> tuple[Template, set[str]]:
+    """Return a compiled template, and the variables that it uses."""
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -88,12 +100,12 @@ def _compiled(text: str, key: str) -> Template:
             + (f"; nearest: {close!r}" if close else ""),
             hint=f"use only these variables: {', '.join(VARIABLES)}",
         )
-    return template
+    return template, named
 
 
 def _text_of(text: str, key: str) -> str:
     """Return a template's text: `text` itself, or the file's content if `text` is a path with the suffix .jinja, .j2, .txt or .md."""
-    if "\n" in text or "{" in text or Path(text).suffix not in {".jinja", ".j2", ".txt", ".md"}:
+    if "\n" in text or "{" in text or Path(text).suffix not in _FILES:
         return text
     try:
         return Path(text).read_text(encoding="utf-8")
