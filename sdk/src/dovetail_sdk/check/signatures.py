@@ -45,10 +45,11 @@ def differences(cls: type, interface: type) -> list[SignatureDifference]:
 
 
 def members(interface: type) -> Mapping[str, Any]:
-    """Return the public methods and properties of an interface, by name: those that core declares in it or in its base classes."""
+    """Return the public methods and properties of an interface, by name: those that core or the interface's own package declares."""
     found: dict[str, Any] = {}
+    declaring = {"dovetail", interface.__module__.partition(".")[0]}
     for base in reversed(interface.__mro__):
-        if not base.__module__.startswith("dovetail."):
+        if base.__module__.partition(".")[0] not in declaring:
             continue
         own = vars(base).items()
         found |= {n: member for n, member in own if not n.startswith("_") and _is_method(member)}
