@@ -1,4 +1,4 @@
-"""The data of a run, read by the experience source; the loader over the data, and the plan with its counts."""
+"""The data of a run, which the experience source reads; the loader over the data; and the plan with the numbers of rows and steps."""
 
 from __future__ import annotations
 

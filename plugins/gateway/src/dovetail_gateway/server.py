@@ -48,7 +48,7 @@ class CallEndpoint(Protocol):
         """Answer a call; `name` is the response's name. A refused call is counted and raises ApiError."""
 
     def refused(self, code: str) -> None:
-        """Count a call that can't be parsed."""
+        """Count a call that is refused because it can't be parsed; `code` is the error code of the answer."""
 
 
 class Gateway:

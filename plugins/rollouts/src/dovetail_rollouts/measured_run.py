@@ -179,8 +179,8 @@ class Forecast:
         measured: means of the run's own steps.
         own: the prediction for the plan of the measured run, to compare with `measured`.
         predicted: the prediction for the given plan.
-        low, high: the least and the most seconds per step of the given plan, over the three decoding times that fit the run
-            (`Measured.decodings`).
+        low, high: the least and the most seconds per step of the given plan. Several divisions of a decode step's time into a fixed
+            part and a part per sample fit the run (`Measured.decodings`); the plan is predicted for each.
         steps: the number of measured steps.
         assumed: the assumptions of the prediction, each as a sentence.
         differing: config keys in which run and plan differ with unknown effect, each with both values.

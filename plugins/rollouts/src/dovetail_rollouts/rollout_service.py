@@ -374,7 +374,7 @@ class RolloutService:
         return error
 
     def _rescue(self, lost: Sequence[ReplicaFault]) -> None:
-        """Wait, in a thread of the pool, until the trainer's thread has restarted the lost replicas."""
+        """Block the calling thread, which is the rollout pool's, until the trainer's thread has restarted the lost replicas."""
         done: Future[None] = Future()
 
         def call() -> None:

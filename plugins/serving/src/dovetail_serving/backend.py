@@ -105,7 +105,7 @@ class Backend(ABC):
         """Allocate again the memory that `sleep` freed for these tags."""
 
     async def freeze(self) -> None:
-        """Pause all calls until `thaw`; a `load` before then keeps the calls' KV cache.
+        """Pause all calls until `thaw`. A `load` of new weights meanwhile leaves their KV cache, computed by the old weights, as it is.
 
         Raises:
             RolloutError: the engine can't pause calls.

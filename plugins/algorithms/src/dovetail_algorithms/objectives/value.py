@@ -58,7 +58,7 @@ class ValueObjective(Objective):
 
     @classmethod
     def requires(cls, config: ValueConfig) -> frozenset[str]:
-        """Return `response_mask`, `values` before the update, and `returns`: a ragged column, or one number per sample."""
+        """Return `response_mask`, `values` (from before the update) and `returns`, which may have one number per token or per sample."""
         return frozenset({"response_mask", "values", "returns"})
 
     def denominators(self, mini_batch: Batch, reduction: Reduction) -> Mapping[str, float]:

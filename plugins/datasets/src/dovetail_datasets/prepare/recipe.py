@@ -78,17 +78,17 @@ class DataRecipe(Plugin):
 
     @abstractmethod
     def convert(self, row: Mapping[str, Any], where: str) -> dict[str, Any] | UnusedRow:
-        """Return a row to train on.
+        """Return a row to train on, or an UnusedRow if this row is left out.
 
         Args:
             row: the row of the dataset, by column.
             where: the row's file and number, for messages.
 
         Returns:
-            For prompts: `prompt` (messages), `data_source`, `reward_model` with `ground_truth`; and optional `response`, a reference
-            answer that gets the full score, `extra_info`, `images` and `tools`. For preferences: `prompt`, `chosen` and `rejected`, all
-            of them messages, and optional `margin`. For conversations: `messages`, and optional `tools`. Calls and tools are JSON text,
-            since Parquet gives the mappings of a column the same keys.
+            For prompts: `prompt` (messages), `data_source` and `reward_model` with `ground_truth`; optionally `extra_info`, `images`,
+            `tools`, and `response` (a reference answer that gets the full score). For preferences: `prompt`, `chosen` and `rejected`,
+            all of them messages; optionally `margin`. For conversations: `messages`; optionally `tools`. Tool calls and tools are JSON
+            text, since Parquet gives all mappings of a column the same keys.
 
         Raises:
             DataError: a column is missing, or a value differs in type or form from the dataset's card.

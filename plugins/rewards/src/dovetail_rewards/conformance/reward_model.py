@@ -113,7 +113,7 @@ def plain_step_score(prompt: str, response: str) -> float:
 
 
 class TestProcessRewardModel(RewardManagerConformance):
-    """Conformance suite of the process reward model on responses of one step, compared with transformers' own probabilities."""
+    """Conformance suite of the process reward model: responses of one reasoning step, compared with transformers' own probabilities."""
 
     plugin = ProcessRewardModelManager
     fails_on_demand = False

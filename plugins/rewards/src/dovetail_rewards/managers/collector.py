@@ -92,7 +92,11 @@ class BatchQueue(Generic[Item]):
             self._timer = asyncio.get_running_loop().call_later(self._wait, self._ring)
 
     def _next(self) -> list[_Entry[Item]]:
-        """Return the next batch of waiting samples. With a budget, it consists of the oldest sample and those nearest in weight."""
+        """Return the next batch of waiting samples.
+
+        With a budget, a limit on the padded size (the heaviest sample's weight times the number of samples), the batch consists of the
+        oldest sample and as many of those nearest to its weight as fit.
+        """
         if self._budget is None:
             return self._waiting[: self._size]
         first = self._waiting[0]

@@ -32,7 +32,7 @@ class Tagged(ToolParser):
     parameter: ClassVar[re.Pattern[str]]
     """Pattern of a parameter's opening tag; the group `name` is the parameter's name."""
     around: ClassVar[re.Pattern[str]]
-    """Pattern of tags around calls, which are not content."""
+    """Pattern of the tags that enclose calls; they are removed from the message's content."""
 
     def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedTurn:
         turn = TurnParts(text, call=self.call)

@@ -48,7 +48,7 @@ class SenderRendezvous(ABC):
         """Return the receivers that connected since the last call, without waiting.
 
         Args:
-            patience: seconds that a receiver may take to read a message.
+            patience: the time limit, in seconds, for each message sent to these receivers later.
         """
 
     @abstractmethod

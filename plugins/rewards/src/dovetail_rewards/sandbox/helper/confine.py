@@ -19,7 +19,7 @@ _LAST_CAPABILITY = 63
 SLOTS = 256
 """The number of private user ids of one helper process."""
 _SPARE = 4
-"""Number of the helper's own processes that count against the process limit of the private user or namespace."""
+"""Processes by which a program's process limit is raised, since the helper's own processes count against it, too."""
 
 
 def own_processes(setup: SandboxSetup) -> bool:
