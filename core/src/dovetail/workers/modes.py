@@ -84,7 +84,8 @@ class Nd(DispatchMode):
     """Divides batches into parts, one for each coordinate on the split axes, and replicates the parts over the other axes.
 
     All Batch arguments are divided alike, by the token counts of the first. A unit (a sample, pair or group) is never divided; an
-    ObjectiveSpec among the arguments sets the unit. Other arguments go to every rank. The result of a part is that of the rank with
+    ObjectiveSpec among the arguments sets the unit. If it is a sample, groups stay whole where no part then has over 2% more tokens.
+    Other arguments go to every rank. The result of a part is that of the rank with
     coordinate 0 on the replicating axes, in the last pipeline stage. Of the results, batches are joined in the caller's order, mappings
     of metrics are merged, and tuples are collected element by element. None stays None. Other results become a list, one element a part.
 
