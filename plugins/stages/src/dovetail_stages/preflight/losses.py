@@ -184,7 +184,7 @@ def _weighs_by_the_current_ratio(config: RunConfig) -> bool:
 
 
 def kl_twice(config: RunConfig, plan: Plan | None) -> Iterator[Finding]:
-    """The KL penalty is both in the loss and in the reward, where the two add up to more than either coefficient says."""
+    """The KL penalty is both in the loss and in the reward: it counts twice, more strongly than either coefficient says."""
     in_loss, in_reward = kl_in_loss_of(config), config.algorithm.kl.in_reward
     if in_loss is not None and in_reward is not None and in_reward.coef:
         yield Finding.warning(
