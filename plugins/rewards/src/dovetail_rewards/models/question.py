@@ -104,7 +104,7 @@ def _compiled(text: str, key: str) -> tuple[Template, set[str]]:
 
 
 def _text_of(text: str, key: str) -> str:
-    """Return a template's text: `text` itself, or the file's content if `text` is a path with the suffix .jinja, .j2, .txt or .md."""
+    """Return a template's text: `text` itself, or the file's content if `text` is a path with a suffix of `_FILES`."""
     if "\n" in text or "{" in text or Path(text).suffix not in _FILES:
         return text
     try:
